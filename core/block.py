@@ -1,0 +1,103 @@
+"""Blocks: attention and feed-forward network around a residual stream, and the parts that only residuals need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from core.norm import LayerNorm
+
+NormOrder = Literal["pre", "post", "residual_post"]
+
+
+class DropPath(nn.Module):
+    """Drops the whole residual branch of a sample (stochastic depth, Huang et al. 2016), while training.
+
+    Args:
+        rate: share of samples dropped, 0 <= rate < 1; the others are scaled by 1 / (1 - rate).
+    """
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= rate < 1.0:
+            raise ValueError(f"drop path rate={rate} is not in 0 <= rate < 1; use e.g. 0.1")
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = 1.0 - self.rate
+        kept = torch.empty(x.shape[0], *[1] * (x.ndim - 1), dtype=x.dtype, device=x.device).bernoulli_(keep)
+        return x * (kept / keep)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a residual branch (CaiT, Touvron et al. 2021).
+
+    Args:
+        dim: channels.
+        initial: value of the factors at the start, such as 1e-5.
+    """
+
+    def __init__(self, dim: int, initial: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), float(initial)))
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward network, each with a norm and a residual.
+
+    Args:
+        dim: width of the tokens.
+        attention: `(x, **context) -> x`, such as `Attention`.
+        ffn: `x -> x`, such as `Mlp`.
+        norm: makes each norm from `dim`.
+        order: "pre": x + f(norm(x)), the default; "post": norm(x + f(x)) (Vaswani et al. 2017);
+            "residual_post": x + norm(f(x)) (Swin v2).
+        drop_path: rate of `DropPath` on both branches.
+        layer_scale: initial value of a `LayerScale` on both branches; None is none.
+        dropout: of both branches' output, while training.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: nn.Module,
+        ffn: nn.Module,
+        *,
+        norm: Callable[[int], nn.Module] = LayerNorm,
+        order: NormOrder = "pre",
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if order not in ("pre", "post", "residual_post"):
+            raise ValueError(f"order={order!r} is not a norm order; use 'pre', 'post' or 'residual_post'")
+        self.order = order
+        self.norm1, self.attention = norm(dim), attention
+        self.norm2, self.ffn = norm(dim), ffn
+        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop = nn.Sequential(nn.Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
+
+    def forward(self, x: Float[Tensor, "b ... d"], **context: object) -> Float[Tensor, "b ... d"]:
+        """Args: context: passed to the attention (`at`, `mask`, `causal`, ...)."""
+        if self.order == "pre":
+            x = x + self.drop(self.scale1(self.attention(self.norm1(x), **context)))
+            return x + self.drop(self.scale2(self.ffn(self.norm2(x))))
+        if self.order == "post":
+            x = self.norm1(x + self.drop(self.scale1(self.attention(x, **context))))
+            return self.norm2(x + self.drop(self.scale2(self.ffn(x))))
+        x = x + self.drop(self.scale1(self.norm1(self.attention(x, **context))))
+        return x + self.drop(self.scale2(self.norm2(self.ffn(x))))

@@ -1,0 +1,32 @@
+"""Named sizes: a plain dict, name -> function that builds the model (timm's names)."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+
+from torch import nn
+
+from vision.models import vit
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "vit_tiny_patch16_224": vit.vit_tiny_patch16_224,
+    "vit_small_patch16_224": vit.vit_small_patch16_224,
+    "vit_base_patch16_224": vit.vit_base_patch16_224,
+    "vit_base_patch32_224": vit.vit_base_patch32_224,
+    "vit_large_patch16_224": vit.vit_large_patch16_224,
+    "deit_tiny_patch16_224": vit.vit_tiny_patch16_224,
+    "deit_small_patch16_224": vit.vit_small_patch16_224,
+    "deit_base_patch16_224": vit.vit_base_patch16_224,
+    "deit_tiny_distilled_patch16_224": vit.deit_tiny_distilled_patch16_224,
+    "deit_small_distilled_patch16_224": vit.deit_small_distilled_patch16_224,
+    "deit_base_distilled_patch16_224": vit.deit_base_distilled_patch16_224,
+    "deit3_small_patch16_224": vit.deit3_small_patch16_224,
+    "deit3_base_patch16_224": vit.deit3_base_patch16_224,
+    "deit3_large_patch16_224": vit.deit3_large_patch16_224,
+}
+
+
+def list_models(pattern: str | None = None) -> list[str]:
+    """Names that `vision.create_model` knows, sorted; `pattern` has shell wildcards, such as "vit_*"."""
+    return sorted(name for name in MODELS if pattern is None or fnmatch.fnmatch(name, pattern))

@@ -1,0 +1,250 @@
+"""ViT: an image is a sequence of patches (Dosovitskiy et al. 2021, arXiv:2010.11929), with DeiT's distillation token
+(Touvron et al. 2021), DeiT III's layer scale, registers (Darcet et al. 2024) and any position of `core.position`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Site, grid
+from core.options import remember_options
+
+
+class PatchEmbedding(nn.Module):
+    """Patches, each projected to a token: a convolution whose stride is its kernel.
+
+    A picture that is not a multiple of `reduction` is padded with zeros at the right and the bottom (timm's rule).
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.reduction = patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        return self.proj(pad_to_multiple(x, self.reduction))
+
+
+class ConvStem(nn.Module):
+    """3x3 convolutions of stride 2 instead of one large patch (Xiao et al. 2021): learns faster from little data.
+
+    `patch_size` is a power of two: log2(patch_size) convolutions, the channels doubling up to `dim`.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        steps = patch_size.bit_length() - 1
+        if patch_size != 2**steps or steps < 1:
+            raise ValueError(
+                f"patch_size={patch_size} is not a power of two of at least 2, which ConvStem halves to; use 4, 8 or 16"
+            )
+        self.reduction = patch_size
+        widths = [in_chans, *(dim // 2 ** (steps - 1 - i) for i in range(steps))]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.GELU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.proj = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        return self.proj(self.convolutions(pad_to_multiple(x, self.reduction)))
+
+
+def pad_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
+    bottom, right = -x.shape[-2] % multiple, -x.shape[-1] % multiple
+    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x
+
+
+class ViT(nn.Module):
+    """Vision Transformer. Takes pictures of any size: positions follow the run-time grid, `img_size` only sizes tables.
+
+    Args:
+        img_size: side of the (square) pictures that a learned table is made for, in pixels.
+        patch_size: side of a patch, in pixels.
+        in_chans, num_classes: channels in, classes out; 0 classes gives the pooled features.
+        dim, depth, heads: width, number of blocks, attention heads.
+        mlp_ratio: hidden width of the FFN over `dim`.
+        position: makes the one position that embeds the tokens and serves every block.
+        stem: makes `(in_chans, dim, patch_size) -> module` from picture to feature map, with a `reduction`.
+        global_pool: "token" (the class token) or "avg" (mean of the patches, then the norm).
+        class_tokens: 0, 1, or 2: class and distillation token, each with a head; the logits are their mean.
+        reg_tokens: registers.
+        init_values: initial layer scale; None is no layer scale.
+        drop_path_rate: of the last block, growing linearly from 0.
+        drop_rate: dropout in attention output and FFN, while training.
+    """
+
+    @remember_options
+    def __init__(
+        self,
+        img_size: int = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        dim: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        mlp_ratio: float = 4.0,
+        *,
+        position: Callable[[Site], Position] = Learned,
+        stem: Callable[[int, int, int], nn.Module] = PatchEmbedding,
+        global_pool: str = "token",
+        class_tokens: int = 1,
+        reg_tokens: int = 0,
+        init_values: float | None = None,
+        drop_path_rate: float = 0.0,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_pooling(global_pool, class_tokens)
+        self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
+        self.dim = self.num_features = dim
+        self.stem = stem(in_chans, dim, patch_size)
+        side = math.ceil(img_size / self.stem.reduction)
+        self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, dim)) if self.prefix else None
+        self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))
+        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                Attention(dim, heads, position=self.position),
+                Mlp(dim, int(dim * mlp_ratio), dropout=drop_rate),
+                norm=layer_norm,
+                drop_path=rate,
+                layer_scale=init_values,
+                dropout=drop_rate,
+            )
+            for rate in rates
+        )
+        self.norm = layer_norm(dim)
+        self.checkpointing = False
+        self.reset_classifier(num_classes)
+        self.apply(init_weights)
+        if self.prefix_tokens is not None:
+            nn.init.normal_(self.prefix_tokens, std=1e-6)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New, untrained heads for `num_classes` classes (0: none); `global_pool` changes the pooling too."""
+        if num_classes < 0:
+            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
+        if global_pool is not None:
+            check_pooling(global_pool, self.class_tokens)
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        heads = 2 if self.class_tokens == 2 and self.global_pool == "token" else 1
+        make = nn.Linear if num_classes else lambda *_: nn.Identity()
+        self.heads = nn.ModuleList(make(self.dim, num_classes) for _ in range(heads))
+        self.heads.apply(init_weights)
+        if hasattr(self, "options"):
+            self.options |= {"num_classes": num_classes, "global_pool": self.global_pool}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are embeddings, not weights (timm's convention; vectors are left out anyway)."""
+        return {"prefix_tokens", *(f"position.{name}" for name, _ in self.position.named_parameters())}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameter belongs to which depth, for layer decay (timm's convention)."""
+        return {"stem": r"^(stem|prefix_tokens|position)", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
+        """All tokens after the last block: class tokens, registers, then patches by rows. Normed when a token is pooled."""
+        x = self.stem(x)
+        at = grid(*x.shape[-2:], device=x.device)
+        x = rearrange(x, "b d i j -> b (i j) d")
+        if self.prefix_tokens is not None:
+            x = torch.cat([self.prefix_tokens.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = self.position.embed(x, at)
+        for block in self.blocks:
+            x = checkpoint(block, x, at=at, use_reentrant=False) if self.checkpointing and self.training else block(x, at=at)
+        return x if self.global_pool == "avg" else self.norm(x)
+
+    def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
+        """Pooled features, through the heads unless `pre_logits`."""
+        mean = self.global_pool == "avg"
+        pooled = [self.norm(x[:, self.prefix :].mean(dim=1))] if mean else x[:, : len(self.heads)].unbind(1)
+        outputs = pooled if pre_logits else [head(token) for head, token in zip(self.heads, pooled, strict=True)]
+        return torch.stack(outputs).mean(dim=0)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        return self.forward_head(self.forward_features(x))
+
+
+def layer_norm(dim: int) -> nn.Module:
+    return LayerNorm(dim, eps=1e-6)
+
+
+def check_pooling(global_pool: str, class_tokens: int) -> None:
+    if global_pool not in ("token", "avg"):
+        raise ValueError(f"global_pool={global_pool!r} is unknown; use 'token' or 'avg'")
+    if class_tokens not in (0, 1, 2):
+        raise ValueError(f"class_tokens={class_tokens} is not 0, 1 or 2 (2: class and distillation token)")
+    if global_pool == "token" and not class_tokens:
+        raise ValueError("global_pool='token' needs a class token; use class_tokens=1 or global_pool='avg'")
+
+
+def init_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def vit_tiny_patch16_224(**options: Any) -> ViT:
+    return ViT(**{"dim": 192, "depth": 12, "heads": 3, **options})
+
+
+def vit_small_patch16_224(**options: Any) -> ViT:
+    return ViT(**{"dim": 384, "depth": 12, "heads": 6, **options})
+
+
+def vit_base_patch16_224(**options: Any) -> ViT:
+    return ViT(**{"dim": 768, "depth": 12, "heads": 12, **options})
+
+
+def vit_base_patch32_224(**options: Any) -> ViT:
+    return ViT(**{"patch_size": 32, "dim": 768, "depth": 12, "heads": 12, **options})
+
+
+def vit_large_patch16_224(**options: Any) -> ViT:
+    return ViT(**{"dim": 1024, "depth": 24, "heads": 16, **options})
+
+
+def deit_tiny_distilled_patch16_224(**options: Any) -> ViT:
+    return vit_tiny_patch16_224(**{"class_tokens": 2, **options})
+
+
+def deit_small_distilled_patch16_224(**options: Any) -> ViT:
+    return vit_small_patch16_224(**{"class_tokens": 2, **options})
+
+
+def deit_base_distilled_patch16_224(**options: Any) -> ViT:
+    return vit_base_patch16_224(**{"class_tokens": 2, **options})
+
+
+DEIT3 = {"position": partial(Learned, prefix=False), "init_values": 1e-6}  # the table has no rows for the class token
+
+
+def deit3_small_patch16_224(**options: Any) -> ViT:
+    return vit_small_patch16_224(**DEIT3 | options)
+
+
+def deit3_base_patch16_224(**options: Any) -> ViT:
+    return vit_base_patch16_224(**DEIT3 | options)
+
+
+def deit3_large_patch16_224(**options: Any) -> ViT:
+    return vit_large_patch16_224(**DEIT3 | options)

@@ -1,0 +1,38 @@
+"""Parameter groups, and a learning rate that is a function of the optimizer step alone, so that a resume is exact."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    """No decay for vectors (biases, norms) and for what `model.no_weight_decay()` names; timm's rules.
+
+    Args:
+        layer_decay: the learning rate of each layer over that of the next (Bao et al. 2021); 1 is the same for all. The
+            groups carry it as `lr_scale`.
+    """
+    excluded = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    if layer_decay == 1.0:
+        return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=excluded)
+    return param_groups_layer_decay(model, weight_decay, no_weight_decay_list=excluded, layer_decay=layer_decay)
+
+
+def warmup_cosine(step: int, *, total: int, warmup: float, final: float = 0.0) -> float:
+    """Factor of the learning rate at an optimizer step: linear warm-up, then half a cosine down to `final`.
+
+    Args:
+        step: 0 is the first optimizer step, `total` - 1 the last.
+        total: optimizer steps of the whole run.
+        warmup: share of all steps, 0..1.
+        final: factor that the last step comes down to.
+    """
+    warm = round(warmup * total)
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    progress = min(1.0, (step - warm) / max(1, total - warm))
+    return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
