@@ -2,16 +2,33 @@
 
 from core.attention import Attention, CosineScores, QKNorm, attend, weigh
 from core.block import Block, DropPath, LayerScale
-from core.coordinates import grid, line
+from core.coordinates import grid, line, padded_line
 from core.ffn import GatedMlp, Mlp
 from core.norm import BatchNorm, BiasFreeNorm, LayerNorm, RMSNorm
-from core.position import Learned, Position, Site
+from core.position import (
+    Alibi,
+    Combined,
+    ContinuousBias,
+    Learned,
+    Position,
+    RelativeTable,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    Site,
+    T5Bias,
+    refuse_double,
+    require_hooks,
+)
 
 __all__ = [
+    "Alibi",
     "Attention",
     "BatchNorm",
     "BiasFreeNorm",
     "Block",
+    "Combined",
+    "ContinuousBias",
     "CosineScores",
     "DropPath",
     "GatedMlp",
@@ -22,9 +39,17 @@ __all__ = [
     "Position",
     "QKNorm",
     "RMSNorm",
+    "RelativeTable",
+    "Rotary",
+    "Shaw",
+    "Sinusoidal",
     "Site",
+    "T5Bias",
     "attend",
     "grid",
     "line",
+    "padded_line",
+    "refuse_double",
+    "require_hooks",
     "weigh",
 ]

@@ -1,22 +1,33 @@
 """Where tokens are: float32 coordinates in token units, the one thing that every kind of position is a function of.
 
-A set of coordinates `at` ends in the axis dimension (1 for sequences, 2 for pictures: row, column). Before it stand
-either the *places* shared by the whole batch (`n 1`, `h w 2`: a grid keeps its shape, so that tables know it) or
-`batch places` (`b n 1`: rows with paddings of their own; `b n 2`: sampled points).
+Coordinates end in the axis dimension (1 for sequences, 2 for pictures: row, column). Before it stand
+
+- `n axes`: places shared by the batch (`line(n)`, `grid(h, w).flatten(0, 1)`, any other places);
+- `h w 2`: the whole grid from (0, 0), shared by the batch. It keeps its shape, so that tables know its size;
+- `b n axes` or `b h w 2`: places of each row of the batch (paddings of their own, sampled points).
+
+`1 n 2` is read as a grid where it is one. Compiled code cannot look: there it is a grid for tokens that place themselves,
+and points where only keys have it (`b h w 2` is never in doubt).
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
 def line(n: int, *, start: int = 0, device: torch.device | None = None) -> Float[Tensor, "n 1"]:
     """Coordinates of `n` tokens in a row, the first one at `start` (decoding with a cache starts at its length)."""
     return torch.arange(start, start + n, dtype=torch.float32, device=device)[:, None]
+
+
+def padded_line(real: Bool[Tensor, "b n"]) -> Float[Tensor, "b n 1"]:
+    """Coordinates of rows with padding: the real tokens of each row count from 0, padding on the left stands at 0."""
+    return (real.long().cumsum(dim=1) - 1).clamp(min=0).float()[..., None]
 
 
 def grid(h: int, w: int, *, device: torch.device | None = None) -> Float[Tensor, "h w 2"]:
@@ -26,24 +37,85 @@ def grid(h: int, w: int, *, device: torch.device | None = None) -> Float[Tensor,
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
 
 
-def flat(at: Float[Tensor, "*places axes"], tokens: int) -> Float[Tensor, "*b n axes"]:
-    """The places in one row, `n axes` when shared by the batch and `b n axes` when each row has its own.
+class Places(NamedTuple):
+    """Coordinates, understood.
+
+    Attributes:
+        at: `n axes` when shared by the batch, `b n axes` when each row has its own.
+        size: `(h, w)` when they are a whole grid shared by the batch, else None.
+        prefix: how many tokens without a place stand before the placed ones.
+    """
+
+    at: Float[Tensor, "*b n axes"]
+    size: tuple[int, ...] | None
+    prefix: int
+
+
+def place(at: Tensor | None, *, axes: int, batch: int, tokens: int | None = None, prefix: int = 0) -> Places:
+    """Finds out which form of coordinates `at` has, and how many of the tokens have a place.
 
     Args:
         at: coordinates, see the module.
-        tokens: how many tokens they are for, those without a place (class token, registers) not counted.
+        axes: axes that they must have.
+        batch: rows of the tokens.
+        tokens: how many tokens there are; None is not known: then they include the prefix.
+        prefix: tokens without a place that stand before the placed ones, or are left out (decoding with a cache).
 
     Raises:
-        ValueError: `at` has another number of places than there are tokens.
+        ValueError: no coordinates, of a type that loses places, of other axes, or for other tokens.
     """
-    if math.prod(at.shape[:-1]) == tokens:
-        return at.reshape(tokens, at.shape[-1])
-    if at.ndim == 3 and at.shape[1] == tokens:
-        return at
-    raise ValueError(f"coordinates of shape {tuple(at.shape)} do not place {tokens} tokens; give one coordinate a token")
+    at = check(at, axes)
+    shape = tuple(at.shape[:-1])
+    shared, rows = math.prod(shape), math.prod(shape[1:])
+    may_share = len(shape) in (1, axes) and fits(shared, tokens, prefix)
+    may_differ = len(shape) in (2, axes + 1) and shape[0] in (1, batch) and fits(rows, tokens, prefix)
+    if may_share and may_differ and shape[0] == batch:
+        may_share = tokens is not None if torch.compiler.is_compiling() else is_grid(at)
+    if not may_share and not may_differ:
+        before = f", {prefix} of them a prefix," if prefix else ""
+        raise ValueError(
+            f"coordinates of shape {tuple(at.shape)} do not place {'the' if tokens is None else tokens} tokens{before} "
+            f"in {batch} rows; give one coordinate a token: n {axes}, h w 2 or b n {axes}"
+        )
+    places = shared if may_share else rows
+    missing = prefix if tokens is None else tokens - places
+    flat = at.reshape(places, axes) if may_share else at.reshape(shape[0], places, axes)
+    size = shape if may_share and len(shape) == axes > 1 else None
+    return Places(flat if flat.is_floating_point() else flat.float(), size, missing)
 
 
-def shared_grid(at: Float[Tensor, "*places axes"], tokens: int) -> tuple[int, ...] | None:
-    """The grid's shape (`(n,)` or `(h, w)`) when `at` is a whole grid shared by the batch, else None."""
-    places = tuple(at.shape[:-1])
-    return places if len(places) == at.shape[-1] and math.prod(places) == tokens else None
+def check(at: Tensor | None, axes: int) -> Tensor:
+    if at is None:
+        raise ValueError("a position needs coordinates; pass at=line(n) or at=grid(h, w)")
+    if at.dtype in (torch.bfloat16, torch.float16):
+        raise ValueError(f"coordinates in {at.dtype} lose places (257 becomes 256 in bfloat16); keep them in float32")
+    if at.ndim < 2 or at.shape[-1] != axes:
+        raise ValueError(
+            f"coordinates of shape {tuple(at.shape)} do not end in {axes}, the axes of the site; "
+            f"give Site(extent=(n,)) with line(n), or extent=(h, w) with grid(h, w)"
+        )
+    return at
+
+
+def fits(places: int, tokens: int | None, prefix: int) -> bool:
+    return tokens is None or places in (tokens, tokens - prefix)
+
+
+def is_grid(at: Float[Tensor, "h w 2"]) -> bool:
+    return at.shape[-1] == 2 and torch.equal(at.detach().float(), grid(*at.shape[:2], device=at.device))
+
+
+def by_axis(places: Places) -> list[Float[Tensor, "..."]]:
+    """The coordinates of each axis; those of a grid have size 1 along the others, so that work on them is small."""
+    if places.size is None:
+        return list(places.at.unbind(-1))
+    at = places.at.reshape(*places.size, len(places.size))
+    return [
+        at[..., axis][tuple(slice(None) if i == axis else slice(1) for i in range(at.ndim - 1))] for axis in range(at.ndim - 1)
+    ]
+
+
+def over_places(parts: list[Float[Tensor, "..."]], places: Places) -> Float[Tensor, "*b n c"]:
+    """Channels computed of each axis (`by_axis`), side by side at every place."""
+    full = torch.cat(torch.broadcast_tensors(*parts), dim=-1)
+    return full.reshape(*places.at.shape[:-1], full.shape[-1])

@@ -1,0 +1,186 @@
+"""Where a position is used (`Site`), what every kind answers to (`Position`), and several kinds at once (`Combined`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from core.coordinates import Places, place
+
+HOOKS = ("embed", "rotate", "bias", "value")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a position is used.
+
+    Attributes:
+        dim: width of the tokens.
+        heads: heads of the attention; the head's width is dim / heads.
+        extent: the window, the grid `(h, w)` or the longest sequence `(n,)`; empty is a sequence of unknown length.
+        causal: no query sees a later key.
+        prefix: tokens without a place, before the placed ones.
+    """
+
+    dim: int
+    heads: int
+    extent: tuple[int, ...] = ()
+    causal: bool = False
+    prefix: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def axes(self) -> int:
+        return max(len(self.extent), 1)
+
+
+class Position(nn.Module):
+    """No position at all, and the base of every kind: each hook defaults to "nothing".
+
+    Prefix tokens come first. Where the counts say so they are left out: a query decoded with a cache comes without them.
+    Keys have them whenever the site has.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """The hooks that this kind uses; a host refuses a kind whose hooks it never calls."""
+        return frozenset(h for h in HOOKS if getattr(type(self), h) is not getattr(Position, h))
+
+    def embed(self, x: Float[Tensor, "b n d"], at: Tensor) -> Float[Tensor, "b n d"]:
+        """Tokens with their position added."""
+        return x
+
+    def rotate(self, x: Float[Tensor, "b h n e"], at: Tensor) -> Float[Tensor, "b h n e"]:
+        """Queries or keys turned by their place."""
+        return x
+
+    def bias(self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "*b h n m"] | None:
+        """What is added to the scores, after their scaling; None is nothing. `q` is not yet turned by `rotate`."""
+        return None
+
+    def value(self, weights: Float[Tensor, "b h n m"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n e"]:
+        """What is added to the output, given the attention weights."""
+        raise NotImplementedError("called only where `value` is among the hooks")
+
+    def places(self, x: Float[Tensor, "b ... n e"], at: Tensor) -> Places:
+        """Where the tokens of `x` are."""
+        return place(at, axes=self.site.axes, batch=x.shape[0], tokens=x.shape[-2], prefix=self.site.prefix)
+
+    def both_places(
+        self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor, keys: int | None = None
+    ) -> tuple[Places, Places]:
+        """Where queries and keys are; `keys` is the number of keys where it is known."""
+        queries = self.places(q, q_at)
+        if k_at is q_at:
+            return queries, queries
+        return queries, place(k_at, axes=self.site.axes, batch=q.shape[0], tokens=keys, prefix=self.site.prefix)
+
+    def make_constants(self) -> None:
+        """Makes the buffers that follow from the options, on the device of those that are there."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Position:
+        # `.half()` and `.bfloat16()` would spoil float buffers, `.to_empty()` leaves garbage: make them again.
+        super()._apply(fn, recurse)
+        self.make_constants()
+        return self
+
+
+def distances(queries: Places, keys: Places) -> Float[Tensor, "*b n m axes"]:
+    """Place of the key minus place of the query, along each axis."""
+    return keys.at[..., None, :, :] - queries.at[..., :, None, :]
+
+
+def pad_prefix(bias: Float[Tensor, "*b h n m"], queries: Places, keys: Places) -> Float[Tensor, "*b h n2 m2"]:
+    """Zero rows and columns for the tokens without a place."""
+    return F.pad(bias, (keys.prefix, 0, queries.prefix, 0)) if queries.prefix or keys.prefix else bias
+
+
+class Combined(Position):
+    """Several kinds at once, asked for by name: embeddings and rotations follow each other, biases and values add up.
+
+    A position injected twice by accident is a classic silent bug; hosts refuse it (`refuse_double`) unless it is this.
+
+    Args:
+        site: of every kind.
+        kinds: makes each kind from the site, such as `[Learned, Rotary]`.
+    """
+
+    def __init__(self, site: Site, *, kinds: list[Callable[[Site], Position]]) -> None:
+        super().__init__(site)
+        if not kinds:
+            raise ValueError("kinds=[] combines nothing; give kinds such as [Learned, Rotary], or use Position for none")
+        self.parts = cast("list[Position]", nn.ModuleList(kind(site) for kind in kinds))
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return frozenset().union(*(part.hooks for part in self.parts))
+
+    def embed(self, x: Float[Tensor, "b n d"], at: Tensor) -> Float[Tensor, "b n d"]:
+        for part in self.parts:
+            x = part.embed(x, at)
+        return x
+
+    def rotate(self, x: Float[Tensor, "b h n e"], at: Tensor) -> Float[Tensor, "b h n e"]:
+        for part in self.parts:
+            x = part.rotate(x, at)
+        return x
+
+    def bias(self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "*b h n m"] | None:
+        biases = [bias for part in self.parts if (bias := part.bias(q, q_at, k_at)) is not None]
+        return add_up(biases) if biases else None
+
+    def value(self, weights: Float[Tensor, "b h n m"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n e"]:
+        return add_up([part.value(weights, q_at, k_at) for part in self.parts if "value" in part.hooks])
+
+
+def add_up(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def require_hooks(position: Position, host: str, calls: Iterable[str]) -> None:
+    """Refuses a kind of position that a host would ignore, wholly or in part.
+
+    Raises:
+        ValueError: the kind uses a hook that the host never calls.
+    """
+    calls = tuple(calls)
+    idle = sorted(position.hooks - set(calls))
+    if idle:
+        raise ValueError(
+            f"{type(position).__name__} works through {', '.join(idle)}, which {host} never calls; "
+            f"use a kind that works through {' or '.join(calls)}"
+        )
+
+
+def refuse_double(*positions: Position | None) -> None:
+    """Refuses an absolute and a relative kind in two places of one host, unless one `Combined` stands in both.
+
+    Raises:
+        ValueError: one position embeds the tokens, another one works in the attention.
+    """
+    kinds: dict[int, Position] = {id(p): p for p in positions if p is not None}
+    absolute = [p for p in kinds.values() if "embed" in p.hooks]
+    relative = [p for p in kinds.values() if p.hooks - {"embed"}]
+    for first in absolute:
+        for second in relative:
+            if first is not second:
+                names = type(first).__name__, type(second).__name__
+                raise ValueError(
+                    f"{names[0]} (added to the tokens) and {names[1]} (in the attention) both tell where tokens are; "
+                    f"use one of them, or Combined(kinds=[{names[0]}, {names[1]}]) if both are meant"
+                )
