@@ -1,0 +1,103 @@
+"""What the callbacks know of the run they belong to: its files, its best result, and the command to type next."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+WEIGHTS = "model.safetensors"
+
+
+class Best(NamedTuple):
+    """The best validation of a run."""
+
+    metric: str
+    value: float
+    path: Path
+
+
+def checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def best(trainer: Trainer) -> Best | None:
+    """The checkpoint of the best validation, None when no metric is watched or nothing was saved."""
+    for callback in checkpoints(trainer):
+        if callback.monitor and callback.best_model_score is not None and Path(callback.best_model_path).is_file():
+            return Best(callback.monitor, float(callback.best_model_score), Path(callback.best_model_path))
+    return None
+
+
+def newest_checkpoint(trainer: Trainer) -> Path | None:
+    """The checkpoint that this run has written last."""
+    paths = [
+        Path(path) for callback in checkpoints(trainer) for path in (callback.last_model_path, callback.best_model_path) if path
+    ]
+    return max((path for path in paths if path.is_file()), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def last_checkpoint(trainer: Trainer) -> Path:
+    """Where the state to go on from lies."""
+    return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+
+
+def watched(trainer: Trainer, task: LightningModule) -> str:
+    """The metric by which this run is judged: that of the best checkpoint, or of the task, or the validation loss."""
+    named = [callback.monitor for callback in checkpoints(trainer) if callback.monitor]
+    return named[0] if named else getattr(task, "monitor", ("val/loss", "min"))[0]
+
+
+def shown(path: str | Path) -> str:
+    """A path as short as it can be typed."""
+    path = Path(path).resolve()
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def resume_command(trainer: Trainer) -> str | None:
+    return with_checkpoint("fit", last_checkpoint(trainer), trainer)
+
+
+def test_command(trainer: Trainer) -> str | None:
+    found = best(trainer)
+    return with_checkpoint("test", found.path, trainer) if found else None
+
+
+def with_checkpoint(command: str, path: Path, trainer: Trainer) -> str | None:
+    """A command that goes on from a checkpoint with the config of its run; None when the run has no config to go on with."""
+    has_config = (Path(trainer.default_root_dir) / "config.yaml").is_file()
+    return f"vision {command} --ckpt_path {shlex.quote(shown(path))}" if has_config and path.is_file() else None
+
+
+def classify_command(trainer: Trainer, task: LightningModule) -> str | None:
+    """How to use what was trained or tested."""
+    weights = Path(trainer.default_root_dir) / WEIGHTS
+    weights = weights if weights.is_file() else Path(trainer.ckpt_path or "")
+    is_classifier = hasattr(task, "card") and task.card()["task"] == "classification"
+    return f"vision classify PICTURE --weights {shlex.quote(shown(weights))}" if is_classifier and weights.is_file() else None
+
+
+def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of n independent trials (Wilson 1927); unlike share ± z·s it stays within 0..1.
+
+    Args:
+        share: 0..1.
+        n: trials, at least 1.
+        z: quantile of the normal distribution.
+    """
+    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `12:40`, `3:05:09`, `2 d 04:00`."""
+    minutes, second = divmod(int(seconds + 0.5), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24:02d}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
