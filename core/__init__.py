@@ -1,7 +1,7 @@
 """The parts: attention, positions, norms, feed-forward networks, blocks. Depends on torch and einops only."""
 
 from core.attention import Attention, CosineScores, QKNorm, attend, weigh
-from core.block import Block, DropPath, LayerScale
+from core.block import Block, CrossBlock, DropPath, LayerScale
 from core.coordinates import grid, line, padded_line
 from core.ffn import GatedMlp, Mlp
 from core.norm import BatchNorm, BiasFreeNorm, LayerNorm, RMSNorm
@@ -20,8 +20,18 @@ from core.position import (
     refuse_double,
     require_hooks,
 )
+from core.selection import (
+    AdditiveScores,
+    DotScores,
+    MultiplicativeScores,
+    Reinforce,
+    ScoredAttention,
+    SoftSelection,
+    StraightThrough,
+)
 
 __all__ = [
+    "AdditiveScores",
     "Alibi",
     "Attention",
     "BatchNorm",
@@ -30,20 +40,27 @@ __all__ = [
     "Combined",
     "ContinuousBias",
     "CosineScores",
+    "CrossBlock",
+    "DotScores",
     "DropPath",
     "GatedMlp",
     "LayerNorm",
     "LayerScale",
     "Learned",
     "Mlp",
+    "MultiplicativeScores",
     "Position",
     "QKNorm",
     "RMSNorm",
+    "Reinforce",
     "RelativeTable",
     "Rotary",
+    "ScoredAttention",
     "Shaw",
     "Sinusoidal",
     "Site",
+    "SoftSelection",
+    "StraightThrough",
     "T5Bias",
     "attend",
     "grid",

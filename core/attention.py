@@ -8,7 +8,6 @@ that may attend nowhere gives zeros and finite gradients on every path.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,35 +16,36 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.mask import causal as causal_mask
-
-if TYPE_CHECKING:
-    from core.position import Position
+from core.position import Position
 
 
 def masked_softmax(scores: Float[Tensor, "*b q k"], mask: Bool[Tensor, "*m #q #k"] | None = None) -> Float[Tensor, "*b q k"]:
     """Softmax over the keys; masked keys weigh 0, and so does every key of a row that may attend nowhere."""
     if mask is None:
         return scores.softmax(dim=-1)
-    # An empty row is -inf everywhere and its softmax NaN. Filling scores and weights both keeps the gradient finite.
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(~mask, 0.0)
+    # An empty row of -inf would be NaN: it keeps its scores, and only its weights are filled. No step ever makes a NaN,
+    # so that the gradient is finite and anomaly detection has nothing to report.
+    blocked = ~mask
+    scores = scores.masked_fill(blocked & mask.any(dim=-1, keepdim=True), float("-inf"))
+    return scores.softmax(dim=-1).masked_fill(blocked, 0.0)
 
 
 def weigh(
     q: Float[Tensor, "b heads q e"],
     k: Float[Tensor, "b kv_heads k e"],
     *,
-    bias: Float[Tensor, "*c #heads #q #k"] | None = None,
+    bias: Float[Tensor, "*c #q #k"] | None = None,
     mask: Bool[Tensor, "*m #q #k"] | None = None,
     causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "b heads q k"]:
-    """The attention weights themselves: for looking at, and as the plain path of `attend` (same arguments)."""
-    check_heads(q, k)
+    """The attention weights themselves: for looking at, and the plain path of `attend` (same arguments, same errors)."""
+    check_heads(q, k, k)
     check_mask(q, k, mask)
+    check_bias(q, k, bias)
     if causal:
         mask = and_causal(mask, q, k)
-    k = silence(k, mask)
+    k = silence(k, live_keys(mask, k))
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ repeat_heads(k, q.shape[1]).mT
     return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), mask)
 
@@ -55,7 +55,7 @@ def attend(
     k: Float[Tensor, "b kv_heads k e"],
     v: Float[Tensor, "b kv_heads k f"],
     *,
-    bias: Float[Tensor, "*c #heads #q #k"] | None = None,
+    bias: Float[Tensor, "*c #q #k"] | None = None,
     mask: Bool[Tensor, "*m #q #k"] | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -66,28 +66,32 @@ def attend(
     Args:
         q, k, v: queries, keys, values. `heads` is a multiple of `kv_heads`: key head i serves the queries' heads
             `i * g .. i * g + g - 1`, g = heads / kv_heads (Ainslie et al. 2023).
-        bias: finite numbers added to the scores.
-        mask: `q k` or `b heads q k` (1s broadcast), True = may attend. Keys that no query may attend may hold NaN.
+        bias: finite numbers added to the scores; `q k`, `heads q k` or `b heads q k` (1s broadcast).
+        mask: `q k` or `b heads q k` (1s broadcast), True = may attend. Any finite number at a masked place changes
+            nothing; keys and values that no query of their heads may attend may hold NaN.
         causal: a query sees no later key; with q != k the last query stands at the last key.
         scale: of the scores; None is e ** -0.5.
         dropout: share of the weights dropped. It acts whenever it is not 0: pass 0 in evaluation.
 
     Raises:
-        ValueError: heads that do not divide, a mask that is not boolean or not `q k` / `b heads q k`.
+        ValueError: heads, widths or lengths that do not fit each other; a mask that is not boolean; a mask or bias of
+            another shape.
     """
-    check_heads(q, k)
+    check_heads(q, k, v)
     check_mask(q, k, mask)
+    check_bias(q, k, bias)
+    if causal and (mask is not None or bias is not None or q.shape[2] != k.shape[2]):
+        mask, causal = and_causal(mask, q, k), False  # SDPA's own is for equal lengths and nothing beside it
+    live = live_keys(mask, k)
     if bias is not None and bias.requires_grad and torch.is_grad_enabled() and q.device.type == "cpu":
         # SDPA's step with a trainable bias takes 1.5-1.7x the plain product's time on a CPU.
         weights = weigh(q, k, bias=bias, mask=mask, causal=causal, scale=scale)
-        v = silence(v, mask)
-        return F.dropout(weights, dropout, training=dropout > 0) @ repeat_heads(v, q.shape[1])
-    k, v = silence(k, mask), silence(v, mask)
-    if causal and (mask is not None or bias is not None or q.shape[-2] != k.shape[-2]):
-        mask, causal = and_causal(mask, q, k), False
+        return F.dropout(weights, dropout, training=dropout > 0) @ repeat_heads(silence(v, live), q.shape[1])
+    k, v = silence(k, live), silence(v, live)
     if bias is not None:
-        bias = bias.to(q.dtype)  # a raw Parameter as the mask of SDPA is 4-9x slower than a plain tensor
-        bias = bias.detach() if not torch.is_grad_enabled() else bias
+        # On a CPU SDPA takes 4-9x the time with a raw Parameter, and as much with three axes.
+        bias = bias.to(q.dtype) if torch.is_grad_enabled() else bias.to(q.dtype).detach()
+        bias = bias[None] if bias.ndim == 3 else bias
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
@@ -95,27 +99,46 @@ def attend(
     )
 
 
-def silence(x: Float[Tensor, "b kv_heads k e"], mask: Bool[Tensor, "*m #q #k"] | None) -> Float[Tensor, "b kv_heads k e"]:
-    """Zero at the keys that no query may attend: a weight of 0 times NaN would be NaN."""
-    if mask is None:
-        return x
-    live = mask.any(dim=-2)
-    live = live.any(dim=1, keepdim=True) if live.ndim == 3 else live
-    return x.masked_fill(~live[..., None], 0.0)
-
-
-def and_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-    allowed = causal_mask(q.shape[-2], k.shape[-2], device=q.device)
+def and_causal(mask: Bool[Tensor, "..."] | None, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+    allowed = causal_mask(q.shape[2], k.shape[2], device=q.device)
     return allowed if mask is None else mask & allowed
+
+
+def live_keys(mask: Bool[Tensor, "*m #q #k"] | None, k: Float[Tensor, "b kv_heads k e"]) -> Bool[Tensor, "..."] | None:
+    """Keys that some query of their heads may attend, `k` or `b kv_heads k` (1s broadcast); None when all are."""
+    if mask is None:
+        return None
+    live = mask.any(dim=-2)
+    if live.ndim == 3 and live.shape[1] > 1:
+        live = live.unflatten(1, (k.shape[1], -1)).any(dim=2)
+    if live.device.type == "cpu" and not torch.compiler.is_compiling() and bool(live.all()):
+        return None  # windows and causal masks leave no key out: looking is cheaper than copying keys and values
+    return live
+
+
+def silence(x: Float[Tensor, "b kv_heads k e"], live: Bool[Tensor, "..."] | None) -> Float[Tensor, "b kv_heads k e"]:
+    """Zero at the keys that are not live: a weight of 0 times NaN would be NaN."""
+    return x if live is None else torch.where(live[..., None], x, 0.0)
 
 
 def repeat_heads(x: Float[Tensor, "b kv_heads k e"], heads: int) -> Float[Tensor, "b heads k e"]:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def check_heads(q: Tensor, k: Tensor) -> None:
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"heads={q.shape[1]} is not a multiple of kv_heads={k.shape[1]}; use kv_heads that divide heads")
+def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} of shape {tuple(x.shape)} is not b heads n e; split the heads off the width first")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} differ in batch or width; make both equal")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k of shape {tuple(k.shape)} and v of shape {tuple(v.shape)} differ; give one value for each key")
+    check_groups(q.shape[1], k.shape[1])
+
+
+def check_groups(heads: int, kv_heads: int) -> None:
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}; use kv_heads that divide heads")
 
 
 def check_mask(q: Tensor, k: Tensor, mask: Tensor | None) -> None:
@@ -125,9 +148,25 @@ def check_mask(q: Tensor, k: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"mask has dtype {mask.dtype}; masks are boolean, True = may attend: use mask == 0 or mask.bool()")
     if mask.ndim not in (2, 4):
         raise ValueError(f"mask of shape {tuple(mask.shape)} is neither q k nor b heads q k; use mask[:, None] for b q k")
-    full = (*q.shape[:2], q.shape[2], k.shape[2])
-    if any(m not in (1, n) for m, n in zip(mask.shape, full[-mask.ndim :], strict=True)):
-        raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to b heads q k = {full}")
+    check_broadcast("mask", mask, (*q.shape[:3], k.shape[2]))
+
+
+def check_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    if bias is None:
+        return
+    if bias.ndim not in (2, 3, 4) or not bias.is_floating_point():
+        raise ValueError(
+            f"bias of shape {tuple(bias.shape)} and dtype {bias.dtype} is not a float q k, heads q k or b heads q k; "
+            f"booleans go to mask"
+        )
+    check_broadcast("bias", bias, (*q.shape[:3], k.shape[2]))
+
+
+def check_broadcast(name: str, x: Tensor, full: tuple[int, ...]) -> None:
+    if any(have not in (1, want) for have, want in zip(x.shape, full[-x.ndim :], strict=True)):
+        raise ValueError(
+            f"{name} of shape {tuple(x.shape)} does not broadcast to b heads q k = {full}; use those sizes, or 1 where shared"
+        )
 
 
 class Attention(nn.Module):
@@ -142,7 +181,10 @@ class Attention(nn.Module):
         qk_norm: a part `(q, k) -> (q, k)` before the scores, such as `QKNorm` or `CosineScores`.
         bias: of the four projections.
         dropout: of the attention weights, while training.
-        scale: of the scores; None is head_dim ** -0.5, T5 and `CosineScores` use 1.
+        scale: of the scores; None is head_dim ** -0.5, or what `qk_norm` asks for (`CosineScores`: 1). T5 uses 1.
+
+    Raises:
+        ValueError: heads that do not split the width, kv_heads that do not divide heads, dropout outside 0 <= p < 1.
     """
 
     def __init__(
@@ -162,8 +204,10 @@ class Attention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or dim % heads:
             raise ValueError(f"dim={dim} does not split over heads={heads}; {split_advice(dim, heads)}")
-        if kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}; use kv_heads that divide heads")
+        check_groups(heads, kv_heads)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout} is not in 0 <= dropout < 1; use e.g. 0.1")
+        self.dim, self.memory_dim = dim, memory_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
         kv_dim = kv_heads * self.head_dim
         if memory_dim is None:
@@ -172,9 +216,8 @@ class Attention(nn.Module):
             self.q = nn.Linear(dim, dim, bias=bias)
             self.kv = nn.Linear(memory_dim, 2 * kv_dim, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
-        self.is_cross = memory_dim is not None
         self.position, self.qk_norm = position, qk_norm
-        self.dropout, self.scale = dropout, scale
+        self.dropout, self.scale = dropout, getattr(qk_norm, "scale", None) if scale is None else scale
 
     def forward(
         self,
@@ -192,37 +235,70 @@ class Attention(nn.Module):
             at, memory_at: coordinates of the tokens and of the memory (`core.coordinates`); positions need them.
             mask: `n m` or `b heads n m` (1s broadcast), True = may attend.
             causal: a token sees no later one.
+
+        Raises:
+            ValueError: tokens or memory of another width, a memory missing or in excess, coordinates missing, or as `attend`.
         """
-        q, k, v = self.project(x, memory)
-        k_at = memory_at if self.is_cross else at
-        if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
-        bias = None
-        if self.position is not None:
-            q, k = self.position.rotate(q, at), self.position.rotate(k, k_at)
-            bias = self.position.bias(q, at, k_at)
+        q, k, v, bias = self.project(x, memory, at, memory_at)
         dropout = self.dropout if self.training else 0.0
         if self.position is not None and "value" in self.position.hooks:
             # What the position adds to the output depends on the weights: they must be at hand.
             weights = weigh(q, k, bias=bias, mask=mask, causal=causal, scale=self.scale)
             weights = F.dropout(weights, dropout, training=self.training)
-            y = weights @ repeat_heads(silence(v, mask), self.heads) + self.position.value(weights, at, k_at)
+            live = live_keys(and_causal(mask, q, k) if causal else mask, k)
+            y = weights @ repeat_heads(silence(v, live), self.heads)
+            y = y + self.position.value(weights, at, at if memory is None else memory_at)
         else:
             y = attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=self.scale, dropout=dropout)
         return self.out(rearrange(y, "b h n e -> b n (h e)"))
 
-    def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `b heads n e`, keys and values `b kv_heads m e`."""
+    def look(
+        self,
+        x: Float[Tensor, "b n d"],
+        memory: Float[Tensor, "b m c"] | None = None,
+        *,
+        at: Float[Tensor, "*places axes"] | None = None,
+        memory_at: Float[Tensor, "*memory_places axes"] | None = None,
+        mask: Bool[Tensor, "*mask #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b heads n m"]:
+        """The attention weights that `forward` uses for the same arguments, without dropout: where each token looks."""
+        q, k, _, bias = self.project(x, memory, at, memory_at)
+        return weigh(q, k, bias=bias, mask=mask, causal=causal, scale=self.scale)
+
+    def project(
+        self, x: Tensor, memory: Tensor | None, at: Tensor | None, memory_at: Tensor | None
+    ) -> tuple[Float[Tensor, "b heads n e"], Float[Tensor, "b kv_heads m e"], Float[Tensor, "b kv_heads m e"], Tensor | None]:
+        """Queries, keys and values, normed and turned by their place, and the bias of the scores."""
+        self.check(x, memory)
         kv_dim = self.kv_heads * self.head_dim
-        if self.is_cross:
-            if memory is None:
-                raise ValueError("cross-attention (memory_dim is set) needs a memory; pass memory=...")
-            q, (k, v) = self.q(x), self.kv(memory).chunk(2, dim=-1)
+        if memory is None:
+            q, k, v = self.qkv(x).split([self.dim, kv_dim, kv_dim], dim=-1)
         else:
-            if memory is not None:
-                raise ValueError("self-attention takes no memory; build Attention(..., memory_dim=...) for cross-attention")
-            q, k, v = self.qkv(x).split([self.heads * self.head_dim, kv_dim, kv_dim], dim=-1)
-        return tuple(rearrange(t, "b n (h e) -> b h n e", e=self.head_dim) for t in (q, k, v))
+            q, (k, v) = self.q(x), self.kv(memory).chunk(2, dim=-1)
+        q, k, v = (rearrange(t, "b n (h e) -> b h n e", e=self.head_dim) for t in (q, k, v))
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
+        if self.position is None or self.position.hooks <= {"embed"}:
+            return q, k, v, None
+        k_at = at if memory is None else memory_at
+        if at is None or k_at is None:
+            kind, missing = type(self.position).__name__, "at" if at is None else "memory_at"
+            raise ValueError(f"{kind} needs to know where the tokens are; pass {missing}=line(n) or {missing}=grid(h, w)")
+        bias = self.position.bias(q, at, k_at)  # of queries not yet turned: else Shaw beside Rotary sees absolute places
+        return self.position.rotate(q, at), self.position.rotate(k, k_at), v, bias
+
+    def check(self, x: Tensor, memory: Tensor | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"tokens of shape {tuple(x.shape)} are not b n {self.dim}; use tokens as wide as dim={self.dim}")
+        if self.memory_dim is None and memory is not None:
+            raise ValueError("self-attention takes no memory; build Attention(..., memory_dim=...) for cross-attention")
+        if self.memory_dim is not None and memory is None:
+            raise ValueError("cross-attention (memory_dim is set) needs a memory; pass memory=...")
+        if memory is not None and (memory.shape[::2] != (len(x), self.memory_dim) or memory.ndim != 3):
+            raise ValueError(
+                f"memory of shape {tuple(memory.shape)} is not {len(x)} m {self.memory_dim}; use the tokens' batch and memory_dim"
+            )
 
 
 def split_advice(dim: int, heads: int) -> str:
@@ -246,12 +322,14 @@ class QKNorm(nn.Module):
 
 
 class CosineScores(nn.Module):
-    """Scores are cosines times a learned temperature per head (Swin v2, Liu et al. 2022, eq. 2): use with scale=1.
+    """Scores are cosines times a learned temperature per head (Swin v2, Liu et al. 2022, eq. 2).
 
     Args:
         heads: query heads.
         initial, largest: temperature at the start and its bound (the exponential of `logit_scale`).
     """
+
+    scale = 1.0  # of the scores, instead of e ** -0.5
 
     def __init__(self, heads: int, *, initial: float = 10.0, largest: float = 100.0) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.norm import LayerNorm
@@ -82,8 +82,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if order not in ("pre", "post", "residual_post"):
-            raise ValueError(f"order={order!r} is not a norm order; use 'pre', 'post' or 'residual_post'")
+        check_order(order, ("pre", "post", "residual_post"))
         self.order = order
         self.norm1, self.attention = norm(dim), attention
         self.norm2, self.ffn = norm(dim), ffn
@@ -101,3 +100,69 @@ class Block(nn.Module):
             return self.norm2(x + self.drop(self.scale2(self.ffn(x))))
         x = x + self.drop(self.scale1(self.norm1(self.attention(x, **context))))
         return x + self.drop(self.scale2(self.norm2(self.ffn(x))))
+
+
+class CrossBlock(nn.Module):
+    """Attention among the tokens, then to the memory, then a feed-forward network, each with a norm and a residual.
+
+    Args:
+        dim: width of the tokens.
+        attention: `(x, **context) -> x`, such as `Attention`.
+        cross_attention: `(x, memory, at=, memory_at=, mask=) -> x`, such as `Attention` with `memory_dim`.
+        ffn: `x -> x`, such as `Mlp`.
+        norm: makes each norm from `dim`.
+        order: "pre": x + f(norm(x)), the default; "post": norm(x + f(x)) (Vaswani et al. 2017).
+        drop_path: rate of `DropPath` on the three branches.
+        dropout: of the branches' output, while training.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: nn.Module,
+        cross_attention: nn.Module,
+        ffn: nn.Module,
+        *,
+        norm: Callable[[int], nn.Module] = LayerNorm,
+        order: NormOrder = "pre",
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_order(order, ("pre", "post"))
+        self.order = order
+        self.norm1, self.attention = norm(dim), attention
+        self.norm2, self.cross_attention = norm(dim), cross_attention
+        self.norm3, self.ffn = norm(dim), ffn
+        self.drop = nn.Sequential(nn.Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        memory: Float[Tensor, "b m c"],
+        *,
+        at: Float[Tensor, "..."] | None = None,
+        memory_at: Float[Tensor, "..."] | None = None,
+        memory_mask: Bool[Tensor, "*mask #n #m"] | None = None,
+        **context: object,
+    ) -> Float[Tensor, "b n d"]:
+        """Tokens attend each other, then the memory.
+
+        Args:
+            at, memory_at: coordinates of the tokens and of the memory.
+            memory_mask: which token may attend what of the memory: its padding above all, which `mask` knows nothing of.
+            context: passed to the attention among the tokens (`mask`, `causal`, ...).
+        """
+        memory_context = {"at": at, "memory_at": memory_at, "mask": memory_mask}
+        if self.order == "pre":
+            x = x + self.drop(self.attention(self.norm1(x), at=at, **context))
+            x = x + self.drop(self.cross_attention(self.norm2(x), memory, **memory_context))
+            return x + self.drop(self.ffn(self.norm3(x)))
+        x = self.norm1(x + self.drop(self.attention(x, at=at, **context)))
+        x = self.norm2(x + self.drop(self.cross_attention(x, memory, **memory_context)))
+        return self.norm3(x + self.drop(self.ffn(x)))
+
+
+def check_order(order: str, known: tuple[str, ...]) -> None:
+    if order not in known:
+        raise ValueError(f"order={order!r} is not a norm order here; use {' or '.join(map(repr, known))}")

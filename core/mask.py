@@ -24,8 +24,11 @@ def padding(lengths: Int[Tensor, " b"], n: int, *, left: bool = False) -> Bool[T
         lengths: tokens in each row, 0..n; 0 gives an empty row (attention is zero there).
         n: the padded length.
         left: the padding stands before the tokens, as for batched generation.
+
+    Raises:
+        ValueError: a length outside 0..n (not looked at under torch.compile).
     """
-    if n < 0 or (lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > n)):
+    if not torch.compiler.is_compiling() and lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > n):
         raise ValueError(f"lengths from {int(lengths.min())} to {int(lengths.max())} do not fit n={n}; use 0..n")
     places = torch.arange(n, device=lengths.device)
     real = places >= n - lengths[:, None] if left else places < lengths[:, None]

@@ -22,8 +22,9 @@ class BiasFreeNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        variance = x.var(dim=-1, keepdim=True, unbiased=False)
-        return x * torch.rsqrt(variance + self.eps) * self.weight
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # 256 squared is too much for float16
+        variance = wide.var(dim=-1, keepdim=True, unbiased=False)
+        return (wide * torch.rsqrt(variance + self.eps)).to(x.dtype) * self.weight
 
 
 class BatchNorm(nn.Module):
@@ -39,9 +40,13 @@ class BatchNorm(nn.Module):
         self.norm = nn.BatchNorm1d(dim, eps=eps, momentum=momentum)
 
     def forward(self, x: Float[Tensor, "*b d"], real: Bool[Tensor, "*b"] | None = None) -> Float[Tensor, "*b d"]:
-        """Args: real: True at tokens, False at padding, which comes out as it went in."""
-        if real is None:
-            return self.norm(x.reshape(-1, x.shape[-1])).reshape(x.shape)
-        y = x.clone()
-        y[real] = self.norm(x[real]).to(x.dtype)
-        return y
+        """Args: real: True at tokens, False at padding, which comes out as it went in.
+
+        Raises:
+            ValueError: a single token in training: it is its own mean.
+        """
+        tokens = x.reshape(-1, x.shape[-1]) if real is None else x[real]
+        if self.training and len(tokens) < 2:
+            raise ValueError(f"{len(tokens)} tokens have no batch statistics; use 2 or more, LayerNorm, or eval()")
+        normed = self.norm(tokens).to(x.dtype)
+        return normed.reshape(x.shape) if real is None else x.masked_scatter(real[..., None], normed)
