@@ -1,0 +1,45 @@
+"""Pictures for training and evaluation: safe reading, augmentation and Lightning data modules. Lazy: importing it is cheap."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vision.data.augment import Augmentation, Mixing
+    from vision.data.classification import ClassificationData, EmbeddedFashionMNIST, ImageFolder, TorchvisionSet
+    from vision.data.images import check_image, find_images, is_image_file, read_image
+    from vision.data.preprocessing import Preprocessing, evaluation_transform
+
+_HOMES = {
+    "images": ("read_image", "check_image", "is_image_file", "find_images"),
+    "preprocessing": ("Preprocessing", "evaluation_transform"),
+    "augment": ("Augmentation", "Mixing"),
+    "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder", "TorchvisionSet"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Augmentation",
+    "ClassificationData",
+    "EmbeddedFashionMNIST",
+    "ImageFolder",
+    "Mixing",
+    "Preprocessing",
+    "TorchvisionSet",
+    "check_image",
+    "evaluation_transform",
+    "find_images",
+    "is_image_file",
+    "read_image",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
