@@ -82,7 +82,7 @@ def classify_command(trainer: Trainer, task: LightningModule) -> str | None:
     return f"vision classify PICTURE --weights {shlex.quote(shown(weights))}" if is_classifier and weights.is_file() else None
 
 
-def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(share: int | float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """The 95 % confidence interval of a share of n independent trials (Wilson 1927); unlike share ± z·s it stays within 0..1.
 
     Args:
@@ -94,7 +94,7 @@ def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
 
 
-def clock(seconds: float) -> str:
+def clock(seconds: int | float) -> str:
     """`0:07`, `12:40`, `3:05:09`, `2 d 04:00`."""
     minutes, second = divmod(int(seconds + 0.5), 60)
     hours, minute = divmod(minutes, 60)

@@ -213,7 +213,7 @@ def test_shape_of_finds_the_first_tensor():
         ({"stop_after": 0}, "stop_after=0 of TrainingHealth is below 1; use 10"),
     ],
 )
-def test_unknown_options_are_refused(options, message):
+def test_unknown_options_are_refused(options, message, unchecked):
     with pytest.raises(UserError) as caught:
         TrainingHealth(**options)
     assert str(caught.value) == message
