@@ -1,5 +1,7 @@
 """Models, one readable file each, assembled from `core`."""
 
-from vision.models.vit import ConvStem, PatchEmbedding, ViT
+from vision.models.features import Features
+from vision.models.stem import ConvStem, PatchEmbedding
+from vision.models.vit import ViT
 
-__all__ = ["ConvStem", "PatchEmbedding", "ViT"]
+__all__ = ["ConvStem", "Features", "PatchEmbedding", "ViT"]

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,51 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Site, grid
 from core.options import remember_options
+from vision.models.stem import PatchEmbedding
 
 
-class PatchEmbedding(nn.Module):
-    """Patches, each projected to a token: a convolution whose stride is its kernel.
-
-    A picture that is not a multiple of `reduction` is padded with zeros at the right and the bottom (timm's rule).
-    """
-
-    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
-        super().__init__()
-        self.reduction = patch_size
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
-        return self.proj(pad_to_multiple(x, self.reduction))
-
-
-class ConvStem(nn.Module):
-    """3x3 convolutions of stride 2 instead of one large patch (Xiao et al. 2021): learns faster from little data.
-
-    `patch_size` is a power of two: log2(patch_size) convolutions, the channels doubling up to `dim`.
-    """
-
-    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
-        super().__init__()
-        steps = patch_size.bit_length() - 1
-        if patch_size != 2**steps or steps < 1:
-            raise ValueError(
-                f"patch_size={patch_size} is not a power of two of at least 2, which ConvStem halves to; use 4, 8 or 16"
-            )
-        self.reduction = patch_size
-        widths = [in_chans, *(dim // 2 ** (steps - 1 - i) for i in range(steps))]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.GELU()]
-        self.convolutions = nn.Sequential(*layers)
-        self.proj = nn.Conv2d(dim, dim, 1)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
-        return self.proj(self.convolutions(pad_to_multiple(x, self.reduction)))
-
-
-def pad_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
-    bottom, right = -x.shape[-2] % multiple, -x.shape[-1] % multiple
-    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x
+def layer_norm(dim: int, eps: float = 1e-6) -> nn.Module:
+    """With the eps of timm, torchvision and Flax; transformers' default is 1e-12."""
+    return LayerNorm(dim, eps=eps)
 
 
 class ViT(nn.Module):
@@ -76,6 +35,7 @@ class ViT(nn.Module):
         mlp_ratio: hidden width of the FFN over `dim`.
         position: makes the one position that embeds the tokens and serves every block.
         stem: makes `(in_chans, dim, patch_size) -> module` from picture to feature map, with a `reduction`.
+        norm: makes each norm from `dim`.
         global_pool: "token" (the class token) or "avg" (mean of the patches, then the norm).
         class_tokens: 0, 1, or 2: class and distillation token, each with a head; the logits are their mean.
         reg_tokens: registers.
@@ -98,6 +58,7 @@ class ViT(nn.Module):
         *,
         position: Callable[[Site], Position] = Learned,
         stem: Callable[[int, int, int], nn.Module] = PatchEmbedding,
+        norm: Callable[[int], nn.Module] = layer_norm,
         global_pool: str = "token",
         class_tokens: int = 1,
         reg_tokens: int = 0,
@@ -109,24 +70,27 @@ class ViT(nn.Module):
         check_pooling(global_pool, class_tokens)
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim
+        self.in_chans = in_chans
         self.stem = stem(in_chans, dim, patch_size)
         side = math.ceil(img_size / self.stem.reduction)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, dim)) if self.prefix else None
         self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        # A kind that only embeds stays out of the blocks: its table would stand in the state dict once a block.
+        in_blocks = self.position if self.position.hooks - {"embed"} else None
+        rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
             Block(
                 dim,
-                Attention(dim, heads, position=self.position),
+                Attention(dim, heads, position=in_blocks),
                 Mlp(dim, int(dim * mlp_ratio), dropout=drop_rate),
-                norm=layer_norm,
+                norm=norm,
                 drop_path=rate,
                 layer_scale=init_values,
                 dropout=drop_rate,
             )
             for rate in rates
         )
-        self.norm = layer_norm(dim)
+        self.norm = norm(dim)
         self.checkpointing = False
         self.reset_classifier(num_classes)
         self.apply(init_weights)
@@ -142,9 +106,9 @@ class ViT(nn.Module):
             self.global_pool = global_pool
         self.num_classes = num_classes
         heads = 2 if self.class_tokens == 2 and self.global_pool == "token" else 1
-        make = nn.Linear if num_classes else lambda *_: nn.Identity()
+        make = nn.Linear if num_classes else nn.Identity
         self.heads = nn.ModuleList(make(self.dim, num_classes) for _ in range(heads))
-        self.heads.apply(init_weights)
+        self.heads.apply(init_weights).to(next(self.parameters()))  # where the model is, in its precision
         if hasattr(self, "options"):
             self.options |= {"num_classes": num_classes, "global_pool": self.global_pool}
 
@@ -160,16 +124,28 @@ class ViT(nn.Module):
         """Which parameter belongs to which depth, for layer decay (timm's convention)."""
         return {"stem": r"^(stem|prefix_tokens|position)", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
-    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
-        """All tokens after the last block: class tokens, registers, then patches by rows. Normed when a token is pooled."""
+    def embed(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "i j 2"]]:
+        """Tokens (class tokens, registers, then patches by rows) and the patches' coordinates."""
+        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape:
+            fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
+            raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
         x = self.stem(x)
         at = grid(*x.shape[-2:], device=x.device)
         x = rearrange(x, "b d i j -> b (i j) d")
-        if self.prefix_tokens is not None:
-            x = torch.cat([self.prefix_tokens.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        x = self.position.embed(x, at)
+        if self.prefix_tokens is not None:  # under autocast the float32 tokens make the residual stream float32
+            x = torch.cat([self.prefix_tokens.expand(len(x), -1, -1), x], dim=1)
+        return self.position.embed(x, at), at
+
+    def run(self, block: nn.Module, x: Float[Tensor, "b n d"], at: Float[Tensor, "i j 2"]) -> Float[Tensor, "b n d"]:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, at=at, use_reentrant=False)
+        return block(x, at=at)
+
+    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
+        """All tokens after the last block (see `embed`). Normed when a token is pooled."""
+        x, at = self.embed(x)
         for block in self.blocks:
-            x = checkpoint(block, x, at=at, use_reentrant=False) if self.checkpointing and self.training else block(x, at=at)
+            x = self.run(block, x, at)
         return x if self.global_pool == "avg" else self.norm(x)
 
     def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
@@ -182,9 +158,26 @@ class ViT(nn.Module):
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         return self.forward_head(self.forward_features(x))
 
+    # As a backbone: `vision.models.features`
 
-def layer_norm(dim: int) -> nn.Module:
-    return LayerNorm(dim, eps=1e-6)
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """What the map after each block is (timm's convention)."""
+        info = {"num_chs": self.dim, "reduction": self.stem.reduction}
+        return [info | {"module": f"blocks.{i}"} for i in range(len(self.blocks))]
+
+    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
+        """The maps after the blocks `indices` (0 is the first), before any norm, in that order."""
+        x, at = self.embed(x)
+        maps = {}
+        for i, block in enumerate(self.blocks):
+            x = self.run(block, x, at)
+            maps[i] = x
+        return [rearrange(maps[i][:, self.prefix :], "b (i j) d -> b d i j", i=len(at)) for i in indices]
+
+    def keep_features(self, last: int) -> None:
+        """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
+        self.blocks, self.norm, self.heads = self.blocks[: last + 1], nn.Identity(), nn.ModuleList()
 
 
 def check_pooling(global_pool: str, class_tokens: int) -> None:

@@ -1,0 +1,89 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from vision.errors import UserError
+from vision.models.features import Features, default_indices, feature_info
+from vision.models.names import MODELS
+from vision.rebuild import hints
+from vision.weights.load import check_options, load_weights
+from vision.weights.read import Source
+
+log = logging.getLogger("vision")
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int = 1000,
+    in_chans: int = 3,
+    weights: Source | None = None,
+    features_only: bool = False,
+    out_indices: int | Sequence[int] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A model of a named size.
+
+    Args:
+        name: one of `vision.list_models()`.
+        num_classes, in_chans: classes out (0: features), channels in.
+        weights: what `vision.load_weights` takes, or "timm": timm's published weights, downloaded. They are adapted to
+            classes, channels and sizes; the model keeps the report as `.weights_report`.
+        features_only: a list of feature maps `b c h w` instead of logits, with `.feature_info`.
+        out_indices: which maps; negative ones count from the end, a number n is the last n. None: every stage of a
+            pyramid, the last three blocks of a plain model.
+        options: of the model's class, such as `drop_path_rate`, `img_size`, `global_pool`.
+
+    Raises:
+        UserError: an unknown name or option, weights that do not fit or cannot be had, an index out of range.
+    """
+    if name not in MODELS:
+        near = difflib.get_close_matches(str(name), MODELS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "vision.list_models() lists the names"
+        raise UserError(f"there is no model {name!r}; {hint}")
+    if out_indices is not None and not features_only:
+        raise UserError(f"out_indices={out_indices!r} chooses feature maps; add features_only=True")
+    build = MODELS[name]
+    check_options(hints(build)["return"], options)
+    model = build(num_classes=num_classes, in_chans=in_chans, **options)
+    if weights is not None:
+        model.weights_report = load_weights(model, published(name) if isinstance(weights, str) and weights == "timm" else weights)
+        log.info("%s", model.weights_report)
+    return Features(model, indices_of(model, out_indices)) if features_only else model
+
+
+def indices_of(model: nn.Module, out_indices: int | Sequence[int] | None) -> Sequence[int]:
+    if out_indices is None:
+        return default_indices(model)
+    if isinstance(out_indices, int):
+        count = len(feature_info(model))
+        if not 0 < out_indices <= count:
+            raise UserError(f"out_indices={out_indices} is a number of last maps, 1..{count}; for one map use [{out_indices}]")
+        return range(count - out_indices, count)
+    return list(out_indices)
+
+
+def published(name: str) -> nn.Module:
+    """timm's model of this name with its default weights.
+
+    Raises:
+        UserError: timm has none, or they cannot be downloaded.
+    """
+    import timm
+
+    if not timm.is_model_pretrained(name):
+        raise UserError(f"timm publishes no weights for {name}; pass a file as weights=")
+    try:
+        return timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the hub's client raises
+        raise UserError(
+            f"timm's weights of {name} could not be downloaded ({type(error).__name__}); "
+            "check the network, or download the file elsewhere and pass it as weights="
+        ) from error

@@ -1,0 +1,73 @@
+"""Any of our models as a backbone: feature maps instead of logits, as timm's `features_only=True` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from core.options import remember_options
+from vision.errors import UserError
+
+
+class FeatureInfo(list[dict[str, Any]]):
+    """One `{"num_chs", "reduction", "module"}` a map: its channels, pixels a cell, and the part it comes from."""
+
+    def channels(self) -> list[int]:
+        return [info["num_chs"] for info in self]
+
+    def reduction(self) -> list[int]:
+        return [info["reduction"] for info in self]
+
+    def module_name(self) -> list[str]:
+        return [info["module"] for info in self]
+
+
+class Features(nn.Module):
+    """Takes a picture, gives the list of its feature maps `b c h w`, in the order of `out_indices`.
+
+    Args:
+        model: becomes part of this module and loses what the maps do not need (later blocks, last norm, heads).
+        out_indices: which of `model.feature_info`; negative ones count from the end.
+
+    Raises:
+        UserError: a model without feature maps, an index out of range.
+
+    Attributes:
+        feature_info: what each map is.
+    """
+
+    @remember_options
+    def __init__(self, model: nn.Module, out_indices: Sequence[int]) -> None:
+        super().__init__()
+        infos = feature_info(model)
+        self.out_indices = [index % len(infos) for index in check_indices(out_indices, len(infos))]
+        self.feature_info = FeatureInfo(infos[index] for index in self.out_indices)
+        model.keep_features(max(self.out_indices))
+        self.model = model
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> list[Float[Tensor, "b d i j"]]:
+        return self.model.feature_maps(x, self.out_indices)
+
+
+def feature_info(model: nn.Module) -> list[dict[str, Any]]:
+    infos = getattr(model, "feature_info", None)
+    if not infos or not hasattr(model, "feature_maps"):
+        raise UserError(f"{type(model).__name__} gives no feature maps; use a model of vision.list_models()")
+    return infos
+
+
+def default_indices(model: nn.Module) -> list[int]:
+    """timm's: every stage of a pyramid, the last three blocks of a plain model."""
+    reductions = [info["reduction"] for info in feature_info(model)]
+    return list(range(len(reductions)))[-3 if len(set(reductions)) == 1 else 0 :]
+
+
+def check_indices(indices: Sequence[int], count: int) -> Sequence[int]:
+    wrong = [index for index in indices if not -count <= index < count]
+    if wrong or not indices:
+        found = f"out_indices={wrong[0]} is out of range" if wrong else "out_indices is empty"
+        raise UserError(f"{found}; the model has {count} feature maps, use {-count}..{count - 1}")
+    return indices

@@ -1,0 +1,57 @@
+"""From pictures to the first feature map: patches, or convolutions. Each is made as `(in_chans, dim, patch_size)` and
+tells its `reduction`, pixels a side of a token."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class PatchEmbedding(nn.Module):
+    """Patches, each projected to a token: a convolution whose stride is its kernel.
+
+    A picture that is not a multiple of `reduction` is padded with zeros at the right and the bottom (timm's rule).
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        if patch_size < 1:
+            raise ValueError(f"patch_size={patch_size} is not positive; use e.g. 16")
+        self.reduction = patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        return self.proj(pad_to_multiple(x, self.reduction))
+
+
+class ConvStem(nn.Module):
+    """3x3 convolutions of stride 2 instead of one large patch (Xiao et al. 2021): learns faster from little data.
+
+    `patch_size` is a power of two: log2(patch_size) convolutions, the channels doubling up to `dim`.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        steps = patch_size.bit_length() - 1
+        if patch_size != 2**steps or steps < 1:
+            raise ValueError(
+                f"patch_size={patch_size} is not a power of two of at least 2, which ConvStem halves to; use 4, 8 or 16"
+            )
+        self.reduction = patch_size
+        widths = [in_chans, *(dim // 2 ** (steps - 1 - i) for i in range(steps))]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.GELU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.proj = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        return self.proj(self.convolutions(pad_to_multiple(x, self.reduction)))
+
+
+def pad_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
+    bottom, right = -x.shape[-2] % multiple, -x.shape[-1] % multiple
+    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x

@@ -1,0 +1,243 @@
+"""Swin: attention within windows that shift from block to block, in stages that halve the map (Liu et al. 2021,
+arXiv:2103.14030)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site
+from core.block import NormOrder
+from core.options import remember_options
+from core.position import require_hooks
+from core.window import Padding, WindowAttention, pad_to_multiple
+from vision.models.stem import PatchEmbedding
+from vision.models.vit import init_weights
+
+
+class PatchMerging(nn.Module):
+    """2x2 tokens side by side, normed, then projected to twice the channels; an odd map is padded with zeros.
+
+    Args:
+        dim: channels before.
+        norm: makes the norm, over the 4 `dim` channels.
+    """
+
+    def __init__(self, dim: int, norm: Callable[[int], nn.Module] = LayerNorm) -> None:
+        super().__init__()
+        self.norm, self.reduction = norm(4 * dim), nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
+        return self.reduction(self.norm(side_by_side(x)))
+
+
+def side_by_side(x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
+    # Down before right, as in all published weights.
+    return rearrange(pad_to_multiple(x, (2, 2)), "b (i p) (j q) d -> b i j (q p d)", p=2, q=2)
+
+
+class Stage(nn.Module):
+    """Blocks over maps of one size, after the merging that makes them smaller (none before the first stage)."""
+
+    def __init__(self, merging: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.merging, self.blocks = merging, nn.ModuleList(blocks)
+        self.checkpointing = False
+
+    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
+        x = self.merging(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+        return x
+
+
+class Swin(nn.Module):
+    """Swin Transformer. Takes pictures of any size; maps are padded where no whole number of windows fits.
+
+    Args:
+        img_size: side of the pictures that the windows are made for, in pixels: a window larger than the map of such a
+            picture is as large as the map (timm's rule, which published weights follow).
+        patch_size: side of a patch, in pixels.
+        in_chans, num_classes: channels in, classes out; 0 classes gives the pooled features.
+        dim: width of the first stage; each stage doubles it.
+        depths, heads: blocks and attention heads of each stage.
+        window_size: side of the windows, or rows and columns, in tokens. Every second block shifts them by half.
+        mlp_ratio: hidden width of the FFN over that of the stage.
+        position: makes each block's position, of the places within its window; None is RelativeTable, and ContinuousBias
+            in `SwinV2`.
+        stem: makes `(in_chans, dim, patch_size) -> module` from picture to feature map, with a `reduction`.
+        norm: makes each norm from its width.
+        padding: "pad_then_roll" (torchvision, Microsoft's detection code) or "roll_then_pad" (timm), see `core.window`;
+            the second one never shifts windows that cover the map of a picture of `img_size`.
+        drop_path_rate: of the last block, growing linearly from 0.
+        drop_rate: dropout in attention output and FFN, while training.
+    """
+
+    # What Swin v2 does otherwise
+    default_position: type[Position] = RelativeTable
+    merging: Callable[..., nn.Module] = PatchMerging
+    order: NormOrder = "pre"
+
+    @remember_options
+    def __init__(
+        self,
+        img_size: int = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int | tuple[int, int] = 7,
+        mlp_ratio: float = 4.0,
+        *,
+        position: Callable[[Site], Position] | None = None,
+        stem: Callable[[int, int, int], nn.Module] = PatchEmbedding,
+        norm: Callable[[int], nn.Module] = LayerNorm,
+        padding: Padding = "pad_then_roll",
+        drop_path_rate: float = 0.0,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if len(depths) != len(heads) or not depths:
+            raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
+        self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
+        self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
+        largest = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
+        rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
+        self.stages = nn.ModuleList()
+        for i, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
+            width, side = dim * 2**i, math.ceil(img_size / (self.stem.reduction * 2**i))
+            window = (min(largest[0], side), min(largest[1], side))
+            half = tuple(0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
+            blocks = []
+            for j in range(depth):
+                place = (position or self.default_position)(Site(width, stage_heads, extent=window))
+                require_hooks(place, type(self).__name__, ("rotate", "bias", "value"))
+                blocks.append(
+                    Block(
+                        width,
+                        WindowAttention(self.attention(place), window, shift=half if j % 2 else (0, 0), padding=padding),
+                        Mlp(width, int(width * mlp_ratio), dropout=drop_rate),
+                        norm=norm,
+                        order=self.order,
+                        drop_path=next(rates),
+                        dropout=drop_rate,
+                    )
+                )
+            self.stages.append(Stage(self.merging(width // 2, norm) if i else nn.Identity(), blocks))
+        self.norm = norm(self.num_features)
+        self.reset_classifier(num_classes)
+        self.reset_parameters()
+
+    def attention(self, position: Position) -> Attention:
+        """The attention within the windows of one block."""
+        return Attention(position.site.dim, position.site.heads, position=position)
+
+    def reset_parameters(self) -> None:
+        self.apply(init_weights)
+
+    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+        """A new, untrained head for `num_classes` classes (0: none). Swin knows one pooling, the mean ("avg")."""
+        if num_classes < 0:
+            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
+        if global_pool != "avg":
+            raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; use 'avg'")
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head.apply(init_weights).to(next(self.parameters()))  # where the model is, in its precision
+        if hasattr(self, "options"):
+            self.options |= {"num_classes": num_classes}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        for stage in self.stages:
+            stage.checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of positions and temperatures (timm's convention; vectors are left out anyway)."""
+        return {name for name, _ in self.named_parameters() if ".position." in name or name.endswith("logit_scale")}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameter belongs to which depth, for layer decay (timm's convention)."""
+        blocks = [(r"^stages\.(\d+)\.merging", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+
+    def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
+        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape:
+            fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
+            raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
+        return self.stem_norm(rearrange(self.stem(x), "b d i j -> b i j d"))
+
+    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
+        """The map of the last stage, channels last, normed."""
+        x = self.embed(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x)
+
+    def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
+        """The mean over the map, through the head unless `pre_logits`."""
+        pooled = x.mean(dim=(1, 2))
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        return self.forward_head(self.forward_features(x))
+
+    # As a backbone: `vision.models.features`
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """What the map after each stage is (timm's convention)."""
+        return [
+            {"num_chs": self.dim * 2**i, "reduction": self.stem.reduction * 2**i, "module": f"stages.{i}"}
+            for i in range(len(self.stages))
+        ]
+
+    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
+        """The maps after the stages `indices` (0 is the first), before any norm, in that order."""
+        x, maps = self.embed(x), {}
+        for i, stage in enumerate(self.stages):
+            x = stage(x)
+            maps[i] = rearrange(x, "b i j d -> b d i j")
+        return [maps[i] for i in indices]
+
+    def keep_features(self, last: int) -> None:
+        """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
+        self.stages, self.norm, self.head = self.stages[: last + 1], nn.Identity(), nn.Identity()
+
+
+BASE = {"dim": 128, "depths": (2, 2, 18, 2), "heads": (4, 8, 16, 32)}
+LARGE = {"dim": 192, "depths": (2, 2, 18, 2), "heads": (6, 12, 24, 48)}
+WINDOW_12 = {"img_size": 384, "window_size": 12}
+
+
+def swin_tiny_patch4_window7_224(**options: Any) -> Swin:
+    return Swin(**options)
+
+
+def swin_small_patch4_window7_224(**options: Any) -> Swin:
+    return Swin(**{"depths": (2, 2, 18, 2), **options})
+
+
+def swin_base_patch4_window7_224(**options: Any) -> Swin:
+    return Swin(**BASE | options)
+
+
+def swin_large_patch4_window7_224(**options: Any) -> Swin:
+    return Swin(**LARGE | options)
+
+
+def swin_base_patch4_window12_384(**options: Any) -> Swin:
+    return Swin(**BASE | WINDOW_12 | options)
+
+
+def swin_large_patch4_window12_384(**options: Any) -> Swin:
+    return Swin(**LARGE | WINDOW_12 | options)

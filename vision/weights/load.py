@@ -1,0 +1,300 @@
+"""Weights into a model, and models from weights alone."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision.errors import UserError
+from vision.models.features import Features
+from vision.rebuild import build, describe
+from vision.weights import vit
+from vision.weights.detect import LAYOUTS, Layout, detect
+from vision.weights.family import Adapted, Converted, Family
+from vision.weights.read import Source, Weights, peeled, read, trunk
+
+FAMILIES: dict[str, Family] = {"ViT": vit}
+
+
+@dataclass
+class Report:
+    """What was loaded, and how.
+
+    Attributes:
+        source: name of the file, or class of the live module.
+        layout: family and naming of the source, such as "ViT, timm".
+        loaded: the model's names that got the source's values.
+        missing: the model's names that the source has nothing for.
+        unexpected: names of the source that the model has no place for.
+        adapted: what was changed to make the weights fit, one line each.
+        dropped: names of the source that the model does without, and that change nothing.
+        notes: what else the reader should know.
+    """
+
+    source: str
+    layout: str
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    adapted: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.source} ({self.layout}): {len(self.loaded)} tensors loaded"]
+        lines += [f"  adapted: {line}" for line in self.adapted]
+        lines += [f"  note: {line}" for line in self.notes]
+        lines += [f"  {kind}: {some(names)}" for kind in ("missing", "unexpected", "dropped") if (names := getattr(self, kind))]
+        return "\n".join(lines)
+
+
+def load_weights(model: nn.Module, source: Source, *, strict: bool = True, ema: bool = True) -> Report:
+    """Loads weights of any known layout into a model and says what was done.
+
+    Classes, channels, picture size and patch size may differ: the weights are adapted, and the report says how.
+
+    Args:
+        model: changed in place, and only when all is well.
+        source: path (.pth .pt .safetensors .npz .ckpt, or a folder of transformers), state dict, or live module of timm,
+            torchvision, transformers or ours.
+        strict: whatever is missing, unexpected or of another shape is an error; otherwise it is left out and reported.
+        ema: take the averaged weights where the source has both (Lightning checkpoints with EMA, `model_ema`, ...).
+
+    Raises:
+        UserError: the source cannot be read, is of another family, or does not fit; the model is then as it was.
+    """
+    return fill(model, read(source, ema=ema), strict=strict)
+
+
+def fill(model: nn.Module, weights: Weights, *, strict: bool = True) -> Report:
+    target = trunk(model)
+    layout, converted = convert(weights, target)
+    family = next((family for family in FAMILIES.values() if isinstance(target, family.MODEL)), None)
+    fit = family.adapt(converted, target) if family else Adapted(dict(converted.state))
+    is_pruned = isinstance(model, Features)
+    report = place(target, fit, strict=strict, is_pruned=is_pruned, source=weights.name)
+    report.layout = layout + (", average" if weights.is_average else "")
+    report.dropped += converted.dropped
+    report.notes += converted.notes
+    return report
+
+
+def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
+    """The weights under the names of `target`, and what layout they came in.
+
+    Raises:
+        UserError: another family, or names that mean nothing for this model.
+    """
+    own, name = set(target.state_dict()), type(target).__name__
+    family = next((key for key, family in FAMILIES.items() if isinstance(target, family.MODEL)), None)
+    found = None
+    for state in peeled(weights.state):
+        layout = detect(state)
+        if family is not None and layout is not None and layout.family == family:
+            return f"{layout.family}, {layout.name}", from_layout(weights, state, layout)
+        if own & state.keys() and (family is None or layout is None):
+            return "own names", Converted(state)
+        found = found or layout
+    if found is not None:
+        raise UserError(f"{weights.name} holds a {found.family} ({found.name}), the model is a {name}; use a matching pair")
+    raise UserError(
+        f"{weights.name} fits no layout known for {name} (its names: {some(list(weights.state), 3)}); "
+        f"known are {', '.join(sorted({x.name for x in LAYOUTS if x.family == family})) or 'the names of the model itself'}"
+    )
+
+
+def from_layout(weights: Weights, state: dict[str, Tensor], layout: Layout) -> Converted:
+    if layout.name == "vision":
+        return Converted(state, options=own_options(weights))
+    peeled_weights = Weights(weights.name, state, module=weights.module, config=weights.config)
+    return FAMILIES[layout.family].from_layout(peeled_weights, layout.name)
+
+
+def own_options(weights: Weights) -> dict[str, Any]:
+    """What a file or module of ours tells of the function that its tensors' shapes do not show."""
+    if weights.module is not None:
+        options = dict(getattr(weights.module, "options", {}))
+        eps = [module.eps for module in weights.module.modules() if isinstance(module, nn.LayerNorm)]
+        options |= {"eps": eps[0]} if eps else {}
+    else:
+        options = dict(((weights.card or {}).get("model") or {}).get("init_args") or {})
+        norm = options.get("norm")
+        options |= (norm.get("init_args") or {}) if isinstance(norm, Mapping) else {}
+    return {name: options[name] for name in ("heads", "global_pool", "eps") if name in options}
+
+
+@torch.no_grad()
+def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, source: str) -> Report:
+    """Checks that the tensors go in, then copies them."""
+    tensors = model.state_dict(keep_vars=True)
+    first = first_names(tensors)  # tied tensors have several names, and a file one of them or all
+    state = {first.get(name, name): tensor for name, tensor in fit.state.items()}
+    wrong = {n: t for n, t in state.items() if n in tensors and t.shape != tensors[n].shape}
+    report = Report(source, "", adapted=list(fit.adapted))
+    report.loaded = [n for n in tensors if n in state and n not in wrong]
+    report.missing = [n for n in tensors if first[n] == n and n not in fit.fresh and n not in report.loaded]
+    report.unexpected = [n for n in state if n not in tensors or n in wrong]
+    report.notes += [f"{n} is {shape(t)}, the model's {shape(tensors[n])}" for n, t in wrong.items()]
+    if is_pruned:  # a backbone has dropped the parts that its maps do not need
+        report.dropped, report.unexpected = [n for n in report.unexpected if n not in wrong], list(wrong)
+    if strict:
+        check(report, fit, model, wrong, state)
+    for name in report.loaded:
+        tensors[name].copy_(state[name])
+    for action in fit.actions:
+        action()
+    if not strict:
+        report.notes += fit.problems
+    return report
+
+
+def check(report: Report, fit: Adapted, model: nn.Module, wrong: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raises: UserError: the first thing that is wrong, with some names and the fix."""
+    where = f"{report.source} does not fit {type(model).__name__}"
+    fix = "use vision.load_model(source) for the model it was made for, or strict=False to load what fits"
+    if wrong:
+        raise UserError(f"{where}: {some(report.notes, 2, '; ')}; {fix}")
+    if report.missing or report.unexpected:
+        parts = [("lacks", report.missing), ("has, unexpected,", report.unexpected)]
+        said = " and ".join(f"it {verb} {some(names, 3)}" for verb, names in parts if names)
+        raise UserError(f"{where}: {said}; {fix}")
+    if fit.problems:
+        raise UserError(f"{where}: {'; '.join(fit.problems)}, or strict=False")
+    broken = [name for name in report.loaded if not torch.isfinite(state[name]).all()]
+    if broken:
+        raise UserError(
+            f"{report.source} holds NaN or infinity in {some(broken, 3)}: its training diverged; use an earlier checkpoint"
+        )
+
+
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The first name of the tensor that each name stands for."""
+    seen: dict[int, str] = {}
+    return {name: seen.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (), **options: Any) -> nn.Module:
+    """A model from the source alone, in evaluation mode.
+
+    Its `.classes` (names) and `.preprocessing` (see `vision.data`) are those of the source, or empty if it has none.
+
+    Args:
+        source: a checkpoint or model.safetensors of ours, published ViT weights (timm, torchvision, transformers,
+            Google), a state dict, or a live module.
+        ema: take the averaged weights where the source has both.
+        allow: class paths or packages, beside ours, torch.nn, timm and torchvision, that the file may name.
+        options: of the model, where the source's are not wanted or not told (`heads`, `num_classes`, `drop_path_rate`).
+
+    Raises:
+        UserError: the source cannot be read, or does not tell enough to build its model.
+    """
+    weights = read(source, ema=ema)
+    card = card_of(weights)
+    if card is not None:
+        model = build(with_options(card["model"], options), allow=allow)
+    else:
+        layout, state = known_layout(weights)
+        converted = from_layout(weights, state, layout)
+        family = FAMILIES[layout.family]
+        converted.options |= {"heads": options["heads"]} if "heads" in options else {}
+        told = family.options_of(converted)
+        check_options(family.MODEL, options)
+        model = family.MODEL(**{**told, **options})
+    model.weights_report = fill(model, weights)
+    classes, preprocessing = used_with(weights, card)
+    same = len(classes) == getattr(model, "num_classes", len(classes))
+    model.classes, model.preprocessing = classes if same else [], preprocessing
+    return model.eval()
+
+
+def card_of(weights: Weights) -> dict[str, Any] | None:
+    """Plain values that rebuild the model, checked; made on the spot for a live model of ours."""
+    card = weights.card
+    if card is None and weights.module is not None and isinstance(getattr(weights.module, "options", None), dict):
+        return {"model": describe(weights.module)}
+    if card is None:
+        return None
+    if not isinstance(card, Mapping) or not isinstance(card.get("model"), Mapping):
+        raise UserError(f"{weights.name} does not describe its model; build the model and use vision.load_weights(model, source)")
+    if card.get("format") != 1:
+        raise UserError(
+            f"{weights.name} has format {card.get('format')!r}, this version reads 1; install the version that wrote it"
+        )
+    return dict(card)
+
+
+def with_options(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**spec, "init_args": {**(spec.get("init_args") or {}), **options}}
+
+
+def known_layout(weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
+    found = None
+    for state in peeled(weights.state):
+        layout = detect(state)
+        if layout is not None and layout.family in FAMILIES:
+            return layout, state
+        found = found or layout
+    known = ", ".join(f"{x.family} ({x.name})" for x in LAYOUTS if x.family in FAMILIES)
+    what = f"holds a {found.family} ({found.name})" if found else f"has no known names ({some(list(weights.state), 3)})"
+    raise UserError(f"{weights.name} {what}; models are built from files of ours and from {known}")
+
+
+def check_options(model: type[nn.Module], options: Mapping[str, Any]) -> None:
+    """Raises: UserError: an option that the model does not have, with the nearest one."""
+    known = [name for name in inspect.signature(model).parameters if name != "self"]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise UserError(f"{model.__name__} has no option {name}; {hint}")
+
+
+# What the source says about its use
+
+
+def used_with(weights: Weights, card: Mapping[str, Any] | None) -> tuple[list[str], dict[str, Any]]:
+    """Class names and preprocessing."""
+    if card is not None and "classes" in card:
+        return [str(name) for name in card["classes"]], dict(card.get("preprocessing") or {})
+    module = weights.module
+    if module is not None and isinstance(getattr(module, "classes", None), list):
+        return list(module.classes), dict(getattr(module, "preprocessing", {}))
+    if weights.config:
+        return transformers_classes(weights.config), {}
+    return [], timm_preprocessing(module) if module is not None and hasattr(module, "pretrained_cfg") else {}
+
+
+def transformers_classes(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("id2label") or {}
+    labels = [str(names[key]) for key in sorted(names, key=int)]
+    return [] if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
+
+
+def timm_preprocessing(module: nn.Module) -> dict[str, Any]:
+    from timm.data import resolve_data_config
+
+    config = resolve_data_config({}, model=module)
+    return {
+        "channels": config["input_size"][0],
+        "size": list(config["input_size"][1:]),
+        "mean": list(config["mean"]),
+        "std": list(config["std"]),
+        "interpolation": config["interpolation"],
+        "crop_pct": config["crop_pct"],
+        "resize": "squash" if config["crop_mode"] == "squash" else "crop",
+    }
+
+
+def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
+    listed = separator.join(list(names)[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
+
+
+def shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

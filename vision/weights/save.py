@@ -1,0 +1,103 @@
+"""A model's weights as safetensors: ours, which rebuild the model, or under the names of other libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vision.errors import UserError
+from vision.rebuild import describe
+from vision.weights.load import FAMILIES, first_names
+from vision.weights.read import is_task, unwrap
+
+
+def save_weights(
+    model: nn.Module, path: str | PathLike[str], *, layout: str = "vision", card: Mapping[str, Any] | None = None
+) -> None:
+    """Writes the weights as a .safetensors file, whole or not at all.
+
+    Args:
+        model: a model, or a task (its model is saved).
+        path: an existing file is replaced.
+        layout: "vision": ours, from which `vision.load_model` rebuilds the model with its `.classes` and
+            `.preprocessing`; "timm", "torchvision" or "huggingface": their names, for their libraries.
+        card: what the file shall say of the model instead (`Classification.card()`).
+
+    Raises:
+        UserError: no such layout, a layout that has no place for a part of the model, a path that cannot be written.
+    """
+    path = check_path(Path(path))
+    if card is None and is_task(model):
+        card = model.card()
+    model = unwrap(model)
+    if layout == "vision":
+        tensors = model.state_dict(keep_vars=True)
+        first = first_names(tensors)
+        state = {name: tensor.detach() for name, tensor in tensors.items() if first[name] == name}  # tied tensors once
+        metadata = {"format": "pt", "vision": json.dumps(dict(card or card_for(model)))}
+    else:
+        state, metadata = foreign(model, layout), {"format": "pt"}
+    write(path, apart(state), metadata)
+
+
+def card_for(model: nn.Module) -> dict[str, Any]:
+    """What `vision.load_model` needs, from the model itself."""
+    return {
+        "format": 1,
+        "task": "classification",
+        "model": describe(model),
+        "classes": list(getattr(model, "classes", [])),
+        "preprocessing": dict(getattr(model, "preprocessing", {})),
+    }
+
+
+def foreign(model: nn.Module, layout: str) -> dict[str, Tensor]:
+    family = next((family for family in FAMILIES.values() if isinstance(model, family.MODEL)), None)
+    known = ("vision", *(family.LAYOUTS if family else ()))
+    if family is None or layout not in known:
+        raise UserError(f"layout={layout!r} is not defined for {type(model).__name__}; use {' or '.join(map(repr, known))}")
+    return family.to_layout(model, layout)
+
+
+def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, in storages of their own: safetensors refuses views of one storage."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in seen or tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+        seen.add(storage)
+    return result
+
+
+def check_path(path: Path) -> Path:
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path}: weights are saved as safetensors; name it {path.with_suffix('.safetensors')}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it, such as {path / 'model.safetensors'}")
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder; create it first")
+    return path
+
+
+def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes beside the file, then replaces it: a reader sees the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, part, metadata=metadata)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} could not be written ({error}); free some space or choose another place") from error
+    finally:
+        part.unlink(missing_ok=True)
