@@ -24,7 +24,7 @@ class BiasFreeNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # 256 squared is too much for float16
         variance = wide.var(dim=-1, keepdim=True, unbiased=False)
-        return (wide * torch.rsqrt(variance + self.eps)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(variance + self.eps) * self.weight).to(x.dtype)
 
 
 class BatchNorm(nn.Module):

@@ -17,9 +17,9 @@ def remember_options(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        init(self, *args, **kwargs)
+        init(self, *args, **kwargs)  # first: Python's own error about a wrong argument names the class and what was meant
         if type(self).__init__ is remembering:
+            bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             self.options = dict(list(bound.arguments.items())[1:])  # without self
 
