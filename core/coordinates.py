@@ -66,22 +66,30 @@ def place(at: Tensor | None, *, axes: int, batch: int, tokens: int | None = None
     """
     at = check(at, axes)
     shape = tuple(at.shape[:-1])
-    shared, rows = math.prod(shape), math.prod(shape[1:])
-    may_share = len(shape) in (1, axes) and fits(shared, tokens, prefix)
-    may_differ = len(shape) in (2, axes + 1) and shape[0] in (1, batch) and fits(rows, tokens, prefix)
-    if may_share and may_differ and shape[0] == batch:
-        may_share = tokens is not None if torch.compiler.is_compiling() else is_grid(at)
-    if not may_share and not may_differ:
+    shared = is_shared(at, batch, tokens, prefix)
+    places = math.prod(shape if shared else shape[1:])
+    if not shared and not (len(shape) in (2, axes + 1) and shape[0] in (1, batch) and fits(places, tokens, prefix)):
         before = f", {prefix} of them a prefix," if prefix else ""
         raise ValueError(
             f"coordinates of shape {tuple(at.shape)} do not place {'the' if tokens is None else tokens} tokens{before} "
-            f"in {batch} rows; give one coordinate a token: n {axes}, h w 2 or b n {axes}"
+            f"in {batch} rows; give one coordinate a token: n {axes}, {'h w 2 ' if axes == 2 else ''}or b n {axes}"
         )
-    places = shared if may_share else rows
+    flat = at.reshape(places, axes) if shared else at.reshape(shape[0], places, axes)
+    size = shape if shared and len(shape) == axes > 1 else None
     missing = prefix if tokens is None else tokens - places
-    flat = at.reshape(places, axes) if may_share else at.reshape(shape[0], places, axes)
-    size = shape if may_share and len(shape) == axes > 1 else None
-    return Places(flat if flat.is_floating_point() else flat.float(), size, missing)
+    return Places(flat, size, missing)
+
+
+def is_shared(at: Float[Tensor, "*places axes"], batch: int, tokens: int | None, prefix: int) -> bool:
+    """The places are those of every row of the batch."""
+    shape, axes = tuple(at.shape[:-1]), at.shape[-1]
+    if len(shape) not in (1, axes) or not fits(math.prod(shape), tokens, prefix):
+        return False
+    if len(shape) == 1 or axes != 2:
+        return True
+    if torch.compiler.is_compiling():  # h w 2 or b n 2: no look at the numbers, and no guard on h where it can be spared
+        return tokens is not None or shape[0] != batch
+    return shape[0] != batch or not fits(shape[1], tokens, prefix) or is_grid(at)
 
 
 def check(at: Tensor | None, axes: int) -> Tensor:
@@ -94,7 +102,7 @@ def check(at: Tensor | None, axes: int) -> Tensor:
             f"coordinates of shape {tuple(at.shape)} do not end in {axes}, the axes of the site; "
             f"give Site(extent=(n,)) with line(n), or extent=(h, w) with grid(h, w)"
         )
-    return at
+    return at if at.is_floating_point() else at.float()
 
 
 def fits(places: int, tokens: int | None, prefix: int) -> bool:

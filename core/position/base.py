@@ -125,7 +125,7 @@ class Combined(Position):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset().union(*(part.hooks for part in self.parts))
+        return frozenset(hook for part in self.parts for hook in part.hooks)
 
     def embed(self, x: Float[Tensor, "b n d"], at: Tensor) -> Float[Tensor, "b n d"]:
         for part in self.parts:
@@ -138,8 +138,9 @@ class Combined(Position):
         return x
 
     def bias(self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "*b h n m"] | None:
-        biases = [bias for part in self.parts if (bias := part.bias(q, q_at, k_at)) is not None]
-        return add_up(biases) if biases else None
+        biases = [part.bias(q, q_at, k_at) for part in self.parts]
+        given = [bias for bias in biases if bias is not None]
+        return add_up(given) if given else None
 
     def value(self, weights: Float[Tensor, "b h n m"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n e"]:
         return add_up([part.value(weights, q_at, k_at) for part in self.parts if "value" in part.hooks])

@@ -12,6 +12,6 @@ def precise(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def geometric(steps: int, over: float, base: float, device: torch.device) -> Float[Tensor, " steps"]:
+def geometric(steps: int, over: int, base: float, device: torch.device) -> Float[Tensor, " steps"]:
     """base ** (-i / over) for i = 0 .. steps - 1: the frequencies of a sinusoid, in radians a token."""
     return base ** (-torch.arange(steps, dtype=precise(device), device=device) / over)

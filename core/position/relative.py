@@ -41,7 +41,7 @@ class Shaw(Position):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return super().hooks if self.value_table is not None else super().hooks - {"value"}
+        return frozenset({"bias"}) if self.value_table is None else frozenset({"bias", "value"})
 
     def bias(self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n m"]:
         queries, keys = self.both_places(q, q_at, k_at)
