@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from pathlib import Path
@@ -75,23 +74,12 @@ def with_checkpoint(command: str, path: Path, trainer: Trainer) -> str | None:
 
 
 def classify_command(trainer: Trainer, task: LightningModule) -> str | None:
-    """How to use what was trained or tested."""
-    weights = Path(trainer.default_root_dir) / WEIGHTS
-    weights = weights if weights.is_file() else Path(trainer.ckpt_path or "")
+    """How to use what was trained or tested: with the deployable file, or a checkpoint that holds as much."""
+    found = best(trainer)
+    files = [Path(trainer.default_root_dir) / WEIGHTS, *([found.path] if found else []), Path(trainer.ckpt_path or "")]
+    weights = next((file for file in files if file.is_file()), None)
     is_classifier = hasattr(task, "card") and task.card()["task"] == "classification"
-    return f"vision classify PICTURE --weights {shlex.quote(shown(weights))}" if is_classifier and weights.is_file() else None
-
-
-def wilson(share: int | float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of n independent trials (Wilson 1927); unlike share ± z·s it stays within 0..1.
-
-    Args:
-        share: 0..1.
-        n: trials, at least 1.
-        z: quantile of the normal distribution.
-    """
-    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+    return f"vision classify PICTURE --weights {shlex.quote(shown(weights))}" if is_classifier and weights else None
 
 
 def clock(seconds: int | float) -> str:

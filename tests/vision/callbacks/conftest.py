@@ -62,14 +62,18 @@ class TinyTask(LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=self.lr)
 
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["vision"] = {
+    def card(self):
+        model = {"class_path": "torch.nn.Sequential", "init_args": {"width": 8}}
+        return {
             "format": 1,
             "task": "classification",
-            "model": {"class_path": "torch.nn.Sequential", "init_args": {}},
+            "model": model,
             "classes": self.classes,
             "preprocessing": self.preprocessing,
         }
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["vision"] = self.card()
 
 
 class TinyData(LightningDataModule):

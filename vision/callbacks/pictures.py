@@ -1,0 +1,287 @@
+"""Pictures of a run: curves, confusion, mistakes, and the report that holds them together."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import heapq
+import os
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vision.callbacks import figures, machine, report
+from vision.callbacks.confusion import class_rows, confusion, wilson
+from vision.callbacks.run import best, classify_command, clock, resume_command, shown, test_command, watched
+
+DPI = 110
+ROWS = 100  # classes in the report's table, the worst ones when there are more
+
+
+class Pictures(Callback):
+    """Draws `figures/*.png` and writes `report.html` into the run folder, at the end of training and of a test.
+
+    Learning curves come from the run's `metrics.csv`. For a task with `classes` and `test_confusion` (rows: true classes) the
+    test adds the confusion matrix, the classes one by one and, if `test_step` returns `{"probabilities": b k, "labels": b}`,
+    the mistakes made with the greatest confidence (with several processes: of the first one's pictures). A task adds own
+    figures by a method `figures(trainer) -> dict[str, matplotlib.figure.Figure]`, asked at both ends; a name becomes that of
+    the file and, with spaces for underscores, of the section. A figure that fails is a warning, never the end of a run.
+
+    Args:
+        mistakes: how many of them are shown.
+    """
+
+    def __init__(self, mistakes: int = 24) -> None:
+        self.mistakes = Mistakes(mistakes)
+        self.drawn: dict[str, Path] = {}
+        self.trained: list[tuple[str, object]] = []
+        self.started = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started = time.time()
+        self.drawn, self.trained = {}, []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        parts = {"training": trainer.train_dataloader, "validation": trainer.val_dataloaders}
+        self.trained = [(f"{name} pictures", f"{n:,}") for name, loaders in parts.items() if (n := samples(loaders))]
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not writes(trainer):
+            return
+        self.trained += [
+            (
+                "trained for",
+                f"{trainer.global_step:,} steps, {trainer.current_epoch:,} epochs, {clock(time.time() - self.started)}",
+            )
+        ]
+        history, metric = read_history(trainer), watched(trainer, pl_module)
+        if history.keys() & {"train/loss", "train/loss_step", "train/loss_epoch", "val/loss", "train/lr", metric}:
+            self.draw(trainer, "learning_curves", lambda: figures.learning_curves(history, metric))
+        self.draw_own(trainer, pl_module)
+        self.write(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.mistakes.found.clear()
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if writes(trainer) and isinstance(outputs, dict) and {"probabilities", "labels"} <= outputs.keys():
+            self.mistakes.add(batch[0], outputs["probabilities"], outputs["labels"])
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not writes(trainer):
+            return
+        counts = confusion(pl_module)
+        if counts is not None:
+            classes = pl_module.classes
+            self.draw(trainer, "confusion_matrix", lambda: figures.confusion_matrix(counts, classes))
+            self.draw(trainer, "per_class", lambda: figures.per_class(counts, classes))
+            if self.mistakes.found:
+                self.draw(trainer, "mistakes", lambda: figures.mistakes(self.mistakes.named(classes, pl_module.preprocessing)))
+        self.draw_own(trainer, pl_module)
+        self.write(trainer, pl_module)
+
+    def draw_own(self, trainer: Trainer, task: LightningModule) -> None:
+        """The figures that the task itself knows of."""
+        if not hasattr(task, "figures"):
+            return
+        try:
+            own = task.figures(trainer)
+        except Exception as error:
+            rank_zero_warn(f"the figures of {type(task).__name__} were not drawn: {reason(error)}")
+            return
+        for name, figure in own.items():
+            self.draw(trainer, name, lambda figure=figure: figure)
+
+    def draw(self, trainer: Trainer, name: str, make: Callable[[], Figure]) -> None:
+        path = Path(trainer.default_root_dir) / "figures" / f"{name}.png"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Glyph .* missing")  # the report has the name in letters
+                make().savefig(path, dpi=DPI)
+        except Exception as error:
+            rank_zero_warn(f"{shown(path)} was not drawn: {reason(error)}")
+            return
+        self.drawn[name] = path
+
+    # The report
+
+    def write(self, trainer: Trainer, task: LightningModule) -> None:
+        path = Path(trainer.default_root_dir) / "report.html"
+        temporary = path.with_name(".report.html.tmp")
+        try:
+            temporary.write_text(report.page(shown(trainer.default_root_dir), self.sections(trainer, task)), encoding="utf-8")
+            temporary.replace(path)
+        except Exception as error:
+            rank_zero_warn(f"{shown(path)} was not written: {reason(error)}")
+
+    def sections(self, trainer: Trainer, task: LightningModule) -> Iterable[str]:
+        counts = confusion(task) if trainer.state.fn == "test" else None
+        yield report.heading(f"{type(task).__name__}: {shown(trainer.default_root_dir)}", *result(trainer, counts))
+        yield report.section("Model and data", report.facts([*self.trained, *best_of(trainer), *self.model(trainer, task)]))
+        yield report.section("Learning curves", self.picture("learning_curves", "loss, validation metric and learning rate"))
+        if counts is not None:
+            yield report.section("Confusion", self.picture("confusion_matrix", "how often each class was taken for each other"))
+            yield report.section(
+                "Classes", self.picture("per_class", "share named right of each class"), class_table(counts, task)
+            )
+            yield report.section("Mistakes made with the greatest confidence", self.picture("mistakes", "wrongly named pictures"))
+        for name in self.drawn.keys() - {"learning_curves", "confusion_matrix", "per_class", "mistakes"}:
+            yield report.section(name.replace("_", " ").capitalize(), self.picture(name, name))
+        commands = [resume_command(trainer), test_command(trainer), classify_command(trainer, task)]
+        yield report.section("Next", report.code("\n".join(c for c in commands if c)) if any(commands) else "")
+        yield report.section("Where it ran", report.facts(origin(trainer)), config_text(trainer))
+
+    def picture(self, name: str, description: str) -> str:
+        return report.picture(self.drawn[name], description) if name in self.drawn else ""
+
+    def model(self, trainer: Trainer, task: LightningModule) -> Iterable[tuple[str, object]]:
+        card = task.card() if hasattr(task, "card") else {}
+        spec = card.get("model", {})
+        yield "model", spec.get("class_path") or type(getattr(task, "model", task)).__name__
+        yield "its options", ", ".join(f"{name}={value}" for name, value in spec.get("init_args", {}).items())
+        yield "parameters", f"{sum(p.numel() for p in task.parameters()):,}"
+        options = {name: value for name, value in task.hparams.items() if name != "model" and not name.startswith("_")}
+        yield "task's options", ", ".join(f"{name}={value}" for name, value in options.items())
+        if trainer.datamodule is not None:
+            batch = getattr(trainer.datamodule, "batch_size", None)
+            yield "data", type(trainer.datamodule).__name__ + (f", batches of {batch} in each process" if batch else "")
+        classes = getattr(task, "classes", [])
+        yield "classes", f"{len(classes):,}: {', '.join(classes[:20])}{', …' if len(classes) > 20 else ''}" if classes else ""
+
+
+class Mistakes:
+    """The wrong answers with the highest probability, kept while a test runs.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.found: list[tuple[float, int, int, int, Tensor]] = []  # confidence, serial number, true, predicted, picture
+        self.serial = 0
+
+    def add(self, images: Float[Tensor, "b c h w"], probabilities: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> None:
+        confidence, predicted = probabilities.float().max(dim=-1)
+        wrong = (predicted != labels).nonzero()[:, 0]
+        for i in wrong[confidence[wrong].argsort(descending=True)][: self.most].tolist():
+            if len(self.found) == self.most and confidence[i] <= self.found[0][0]:
+                break
+            self.serial += 1
+            entry = (
+                confidence[i].item(),
+                self.serial,
+                int(labels[i]),
+                int(predicted[i]),
+                images[i].detach().float().cpu().clone(),
+            )
+            (heapq.heappush if len(self.found) < self.most else heapq.heapreplace)(self.found, entry)
+
+    def named(self, classes: Sequence[str], preprocessing: dict[str, Any]) -> list[figures.Mistake]:
+        """As `figures.Mistake`, most confident first, with the normalisation undone."""
+        mean, std = (torch.tensor(preprocessing[name]).view(-1, 1, 1) for name in ("mean", "std"))
+        return [
+            figures.Mistake((image * std + mean).clamp(0, 1).permute(1, 2, 0).numpy(), classes[true], classes[said], confidence)
+            for confidence, _, true, said, image in sorted(self.found, key=lambda entry: -entry[0])
+        ]
+
+
+def writes(trainer: Trainer) -> bool:
+    """Whether this process writes files."""
+    return trainer.is_global_zero and not trainer.fast_dev_run
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def read_history(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
+    """What was logged, as (step, value) for each name; empty without a CSVLogger."""
+    history: dict[str, list[tuple[int, float]]] = {}
+    for logger in trainer.loggers:
+        if not isinstance(logger, CSVLogger):
+            continue
+        logger.save()
+        path = Path(logger.log_dir) / "metrics.csv"
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ():
+            step = int(float(row.pop("step") or 0))
+            for name, value in row.items():
+                if value:
+                    history.setdefault(name, []).append((step, float(value)))
+    return history
+
+
+def samples(loaders: Any) -> int:
+    """Pictures behind a loader, or several; 0 where that is unknown."""
+    if isinstance(loaders, (list, tuple)):
+        return sum(map(samples, loaders))
+    try:
+        return len(loaders.dataset)
+    except (AttributeError, TypeError):
+        return 0
+
+
+def result(trainer: Trainer, counts: Int[Tensor, "k k"] | None) -> tuple[str, str]:
+    """The result in one sentence, and how sure it is."""
+    if counts is not None:
+        n, right = int(counts.sum()), int(counts.trace())
+        low, high = wilson(right / n, n)
+        interval = f"95% interval {low:.1%} to {high:.1%} (chance alone: another {n:,} pictures of the same kind)"
+        return f"Test accuracy {right / n:.1%} (n = {n:,})", interval
+    stage = "test/" if trainer.state.fn == "test" else "val/"
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(stage)}
+    return ", ".join(f"{name.replace('/', ' ')} {value:.4f}" for name, value in metrics.items()), ""
+
+
+def best_of(trainer: Trainer) -> list[tuple[str, object]]:
+    found = best(trainer)
+    return [(f"best {found.metric.replace('/', ' ')}", f"{found.value:.4f}, in {shown(found.path)}")] if found else []
+
+
+def class_table(counts: Int[Tensor, "k k"], task: LightningModule) -> str:
+    rows = class_rows(counts, task.classes)
+    cut = len(rows) > ROWS
+    if cut:
+        rows = sorted((row for row in rows if row.count), key=lambda row: row.right / row.count)[:ROWS]
+    cells = [
+        (
+            row.name,
+            f"{row.count:,}",
+            f"{row.right / row.count:.1%}" if row.count else "–",
+            f"{row.precision:.1%}" if row.precision == row.precision else "–",
+            f"{row.taken_for} ({row.taken:,})" if row.taken else "–",
+        )
+        for row in rows
+    ]
+    table = report.table(("class", "test pictures", "named right", "right when named so", "most often taken for"), cells)
+    return (report.text(f"The {ROWS} worst of {len(task.classes):,} classes.") if cut else "") + table
+
+
+def origin(trainer: Trainer) -> Iterable[tuple[str, object]]:
+    yield "command", shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    yield "checkpoint", shown(trainer.ckpt_path) if trainer.ckpt_path else ""
+    yield "date", datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
+    yield "hardware", machine.hardware(trainer)
+    yield "precision", trainer.precision
+    yield "versions", machine.versions()
+    yield "commit", machine.commit()
+
+
+def config_text(trainer: Trainer) -> str:
+    path = Path(trainer.default_root_dir) / "config.yaml"
+    return report.folded("config.yaml", report.code(path.read_text(encoding="utf-8"))) if path.is_file() else ""
