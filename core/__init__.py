@@ -2,8 +2,9 @@
 
 from core.attention import Attention, CosineScores, QKNorm, attend, weigh
 from core.block import Block, CrossBlock, DropPath, LayerScale
+from core.channel import ChannelAttention
 from core.coordinates import grid, line, padded_line
-from core.ffn import GatedMlp, Mlp
+from core.ffn import GatedConvFfn, GatedMlp, Mlp
 from core.norm import BatchNorm, BiasFreeNorm, LayerNorm, RMSNorm
 from core.position import (
     Alibi,
@@ -37,12 +38,14 @@ __all__ = [
     "BatchNorm",
     "BiasFreeNorm",
     "Block",
+    "ChannelAttention",
     "Combined",
     "ContinuousBias",
     "CosineScores",
     "CrossBlock",
     "DotScores",
     "DropPath",
+    "GatedConvFfn",
     "GatedMlp",
     "LayerNorm",
     "LayerScale",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from core.convolution import Conv3x3, convolve
 
 
 class Mlp(nn.Module):
@@ -63,3 +67,62 @@ class GatedMlp(nn.Module):
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up))
+
+
+class GatedConvFfn(nn.Module):
+    """down(GELU(gate) · value), gate and value by a 1x1 and a depthwise 3x3 convolution (Restormer, Zamir et al. 2022, eq. 2).
+
+    Over channels-last maps. `forward` runs the hidden channels in chunks where their maps would outgrow the cache and
+    no gradient needs them; `plain` is the formula as it is written.
+
+    Args:
+        dim: channels of the map.
+        hidden: channels of the gate, and of the value.
+        bias: of all convolutions.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first
+        self.depthwise = Conv3x3(2 * hidden, 2 * hidden, depthwise=True, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
+        is_large = x.shape[0] * x.shape[1] * x.shape[2] > 4096
+        return self.in_chunks(x, 64 if is_large and not torch.is_grad_enabled() else self.hidden)
+
+    def plain(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
+        """What `forward` must equal, step by step."""
+        gate, value = self.depthwise(self.up(x)).chunk(2, dim=-1)
+        return self.down(F.gelu(gate) * value)
+
+    def in_chunks(self, x: Float[Tensor, "b h w d"], size: int) -> Float[Tensor, "b h w d"]:
+        """`size` hidden channels at a time: their maps stay in the cache and never exist all at once."""
+        y = None
+        for up, up_bias, depthwise, depthwise_bias, down in self.chunks(size):
+            maps = convolve(F.linear(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
+            gate, value = maps.chunk(2, dim=-1)
+            part = F.linear(F.gelu(gate) * value, down)
+            y = part if y is None else y.add_(part)
+        return y if self.down.bias is None else y + self.down.bias
+
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]]:
+        """The weights of `size` hidden channels after the other.
+
+        Zeros round the hidden channels up to 16, a vector of the processor, where they add less than a sixteenth: 127
+        are slower than 128.
+        """
+        extra = -self.hidden % 16
+        extra = extra if 16 * extra < self.hidden else 0
+        gate_value = (self.up.weight, self.up.bias, self.depthwise.weight, self.depthwise.bias)
+        pairs = [None if t is None else pad_rows(t.unflatten(0, (2, self.hidden)), extra) for t in gate_value]
+        down = F.pad(self.down.weight, (0, extra)) if extra else self.down.weight
+        for first in range(0, self.hidden, size):
+            own = slice(first, first + size if first + size < self.hidden else None)
+            up, up_bias, depthwise, depthwise_bias = (None if t is None else t[:, own].flatten(0, 1) for t in pairs)
+            yield up, up_bias, depthwise, depthwise_bias, down[:, own]
+
+
+def pad_rows(x: Float[Tensor, "two n *rest"], extra: int) -> Float[Tensor, "two m *rest"]:
+    return F.pad(x, (0, 0) * (x.ndim - 2) + (0, extra)) if extra else x

@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import LayerNorm, RMSNorm
 
+from core.bias_free import bias_free_norm, plain_bias_free_norm
+
 __all__ = ["BatchNorm", "BiasFreeNorm", "LayerNorm", "RMSNorm"]
 
 
@@ -23,8 +25,8 @@ class BiasFreeNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # 256 squared is too much for float16
-        variance = wide.var(dim=-1, keepdim=True, unbiased=False)
-        return (wide * torch.rsqrt(variance + self.eps) * self.weight).to(x.dtype)
+        norm = plain_bias_free_norm if torch.compiler.is_compiling() else bias_free_norm
+        return norm(wide, self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
 class BatchNorm(nn.Module):

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from core import GatedConvFfn
+
+
+def by_torch(ffn, x):
+    """The formula with convolutions over `b c h w`, as it is published."""
+    up, down = (layer.weight[..., None, None] for layer in (ffn.up, ffn.down))
+    y = F.conv2d(x.permute(0, 3, 1, 2), up, ffn.up.bias)
+    gate, value = F.conv2d(y, ffn.depthwise.weight, ffn.depthwise.bias, padding=1, groups=2 * ffn.hidden).chunk(2, dim=1)
+    return F.conv2d(F.gelu(gate) * value, down, ffn.down.bias).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("hidden", [5, 21, 64, 127])  # 127 is rounded up with a zero, 21 is not
+def test_chunks_are_plain_are_the_formula(within, perturbed, hidden, bias):
+    ffn = perturbed(GatedConvFfn(6, hidden, bias=bias))
+    x = torch.randn(2, 5, 7, 6)
+    with torch.no_grad():
+        reference = by_torch(ffn, x)
+        for y in (ffn(x), ffn.plain(x), *(ffn.in_chunks(x, size) for size in (1, 7, 64, hidden, 500))):
+            within(y, reference)
+
+
+def test_chunks_where_they_pay(within, perturbed, monkeypatch):
+    ffn = perturbed(GatedConvFfn(4, 70))
+    sizes, in_chunks = [], ffn.in_chunks
+    monkeypatch.setattr(ffn, "in_chunks", lambda x, size: sizes.append(size) or in_chunks(x, size))
+    for side in (64, 65):
+        x = torch.randn(1, side, side, 4)
+        with torch.no_grad():
+            within(ffn(x), ffn.plain(x))
+        ffn(x)
+    assert sizes == [70, 70, 64, 70]  # a gradient needs all maps anyway
+
+
+def test_gradients_of_both_paths(perturbed):
+    ffn = perturbed(GatedConvFfn(3, 31, bias=True)).double()
+    x = torch.randn(1, 4, 5, 3, dtype=torch.float64)
+    grads = []
+    for path in (ffn.forward, ffn.plain):
+        leaf = x.clone().requires_grad_()
+        ffn.zero_grad()
+        path(leaf).square().sum().backward()
+        grads.append({"x": leaf.grad, **{name: p.grad.clone() for name, p in ffn.named_parameters()}})
+    for name in grads[0]:
+        torch.testing.assert_close(grads[0][name], grads[1][name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.compile
+def test_compiles_to_one_graph(within, perturbed):
+    ffn, x = perturbed(GatedConvFfn(6, 31)), torch.randn(2, 6, 7, 6)
+    within(torch.compile(ffn, fullgraph=True)(x), ffn(x))
