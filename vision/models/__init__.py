@@ -2,6 +2,8 @@
 
 from vision.models.features import Features
 from vision.models.stem import ConvStem, PatchEmbedding
+from vision.models.swin import Swin
+from vision.models.swin_v2 import FinetunedBias, SwinV2
 from vision.models.vit import ViT
 
-__all__ = ["ConvStem", "Features", "PatchEmbedding", "ViT"]
+__all__ = ["ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Swin", "SwinV2", "ViT"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vision.models import vit
+from vision.models import swin, swin_v2, vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit_tiny_patch16_224": vit.vit_tiny_patch16_224,
@@ -24,6 +24,24 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "deit3_small_patch16_224": vit.deit3_small_patch16_224,
     "deit3_base_patch16_224": vit.deit3_base_patch16_224,
     "deit3_large_patch16_224": vit.deit3_large_patch16_224,
+    "swin_tiny_patch4_window7_224": swin.swin_tiny_patch4_window7_224,
+    "swin_small_patch4_window7_224": swin.swin_small_patch4_window7_224,
+    "swin_base_patch4_window7_224": swin.swin_base_patch4_window7_224,
+    "swin_large_patch4_window7_224": swin.swin_large_patch4_window7_224,
+    "swin_base_patch4_window12_384": swin.swin_base_patch4_window12_384,
+    "swin_large_patch4_window12_384": swin.swin_large_patch4_window12_384,
+    "swinv2_tiny_window8_256": swin_v2.swinv2_tiny_window8_256,
+    "swinv2_tiny_window16_256": swin_v2.swinv2_tiny_window16_256,
+    "swinv2_small_window8_256": swin_v2.swinv2_small_window8_256,
+    "swinv2_small_window16_256": swin_v2.swinv2_small_window16_256,
+    "swinv2_base_window8_256": swin_v2.swinv2_base_window8_256,
+    "swinv2_base_window16_256": swin_v2.swinv2_base_window16_256,
+    "swinv2_base_window12_192": swin_v2.swinv2_base_window12_192,
+    "swinv2_base_window12to16_192to256": swin_v2.swinv2_base_window12to16_192to256,
+    "swinv2_base_window12to24_192to384": swin_v2.swinv2_base_window12to24_192to384,
+    "swinv2_large_window12_192": swin_v2.swinv2_large_window12_192,
+    "swinv2_large_window12to16_192to256": swin_v2.swinv2_large_window12to16_192to256,
+    "swinv2_large_window12to24_192to384": swin_v2.swinv2_large_window12to24_192to384,
 }
 
 

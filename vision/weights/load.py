@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from vision.errors import UserError
 from vision.models.features import Features
 from vision.rebuild import build, describe
-from vision.weights import vit
+from vision.weights import swin, swin_v2, vit
 from vision.weights.detect import LAYOUTS, Layout, detect
 from vision.weights.family import Adapted, Converted, Family
 from vision.weights.read import Source, Weights, peeled, read, trunk
 
-FAMILIES: dict[str, Family] = {"ViT": vit}
+FAMILIES: dict[str, Family] = {"ViT": vit, "SwinV2": swin_v2, "Swin": swin}  # subclasses first
 
 
 @dataclass
@@ -202,7 +202,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         layout, state = known_layout(weights)
         converted = from_layout(weights, state, layout)
         family = FAMILIES[layout.family]
-        converted.options |= {"heads": options["heads"]} if "heads" in options else {}
+        converted.options |= {name: options[name] for name in ("heads", "window_size") if name in options}  # if not told
         told = family.options_of(converted)
         check_options(family.MODEL, options)
         model = family.MODEL(**{**told, **options})

@@ -1,0 +1,423 @@
+"""Swin and Swin v2 weights of timm, torchvision, transformers and Microsoft as ours, and timm's and torchvision's back.
+
+Every layout is first spelled as timm's (since 0.9, where a stage begins with its downsampling).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from core import ContinuousBias, LayerNorm, RelativeTable
+from core.position.table import all_distances, whole_index
+from vision.errors import UserError
+from vision.models.stem import ConvStem, PatchEmbedding
+from vision.models.swin import Swin
+from vision.models.swin_v2 import FinetunedBias, SwinV2
+from vision.models.vit import init_weights
+from vision.weights.family import Adapted, Converted
+from vision.weights.fit import fit_channels, fit_classes, fit_eps, fit_patches
+from vision.weights.read import Weights
+
+MODEL = Swin
+LAYOUTS = ("timm", "torchvision")
+
+NAMES = (  # timm's, ours
+    ("patch_embed.proj.", "stem.proj."),
+    ("patch_embed.norm.", "stem_norm."),
+    ("layers.{}.downsample.norm.", "stages.{}.merging.norm."),
+    ("layers.{}.downsample.reduction.", "stages.{}.merging.reduction."),
+    ("layers.{}.blocks.{}.norm1.", "stages.{}.blocks.{}.norm1."),
+    ("layers.{}.blocks.{}.attn.qkv.", "stages.{}.blocks.{}.attention.attention.qkv."),
+    ("layers.{}.blocks.{}.attn.proj.", "stages.{}.blocks.{}.attention.attention.out."),
+    ("layers.{}.blocks.{}.attn.relative_position_bias_table", "stages.{}.blocks.{}.attention.attention.position.table"),
+    ("layers.{}.blocks.{}.attn.logit_scale", "stages.{}.blocks.{}.attention.attention.qk_norm.logit_scale"),
+    ("layers.{}.blocks.{}.attn.cpb_mlp.0.", "stages.{}.blocks.{}.attention.attention.position.hidden."),
+    ("layers.{}.blocks.{}.attn.cpb_mlp.2.", "stages.{}.blocks.{}.attention.attention.position.out."),
+    ("layers.{}.blocks.{}.norm2.", "stages.{}.blocks.{}.norm2."),
+    ("layers.{}.blocks.{}.mlp.fc1.", "stages.{}.blocks.{}.ffn.up."),
+    ("layers.{}.blocks.{}.mlp.fc2.", "stages.{}.blocks.{}.ffn.down."),
+    ("norm.", "norm."),
+    ("head.fc.", "head."),
+)
+HF = r"^encoder\.layers\.(\d+)\.blocks\.(\d+)\."
+SPELLINGS = {  # to timm's, in this order; "<n>" is a number that still has to be made one more or half
+    "timm": (),
+    "microsoft": ((r"^layers\.(\d+)\.downsample\.", r"layers.<\1+1>.downsample."), (r"^head\.", "head.fc.")),
+    "torchvision": (
+        (r"^features\.0\.0\.", "patch_embed.proj."),
+        (r"^features\.0\.2\.", "patch_embed.norm."),
+        (r"^features\.(\d*[13579])\.", r"layers.<\1/2>.blocks."),
+        (r"^features\.(\d+)\.", r"layers.<\1/2>.downsample."),
+        (r"\.mlp\.0\.", ".mlp.fc1."),
+        (r"\.mlp\.3\.", ".mlp.fc2."),
+        (r"^head\.", "head.fc."),
+    ),
+    "huggingface": (
+        (r"^(swin|swinv2)\.", ""),
+        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+        (r"^embeddings\.norm\.", "patch_embed.norm."),
+        (r"^encoder\.layers\.(\d+)\.downsample\.", r"layers.<\1+1>.downsample."),
+        (HF + r"layernorm_before\.", r"layers.\1.blocks.\2.norm1."),
+        (HF + r"layernorm_after\.", r"layers.\1.blocks.\2.norm2."),
+        (HF + r"attention\.(?:self\.)?([qkv])(?:uery|ey|alue|_proj)\.", r"layers.\1.blocks.\2.attn.\3."),
+        (HF + r"attention\.(?:output\.dense|o_proj)\.", r"layers.\1.blocks.\2.attn.proj."),
+        (
+            HF + r"attention\.(?:self|relative_position_bias)\.(?:continuous_position_bias_mlp)\.",
+            r"layers.\1.blocks.\2.attn.cpb_mlp.",
+        ),
+        (HF + r"attention\.(?:self|relative_position_bias)\.", r"layers.\1.blocks.\2.attn."),
+        (HF + r"(?:intermediate\.dense|mlp\.fc1)\.", r"layers.\1.blocks.\2.mlp.fc1."),
+        (HF + r"(?:output\.dense|mlp\.fc2)\.", r"layers.\1.blocks.\2.mlp.fc2."),
+        (r"^layernorm\.", "norm."),
+        (r"^classifier\.", "head.fc."),
+    ),
+}
+FOLLOWS = r"\.(relative_position_index|relative_coords_table|attn_mask|k_bias)$|(^|\.)mask_token$"  # from the sizes, or unused
+BEYOND = {  # parts of related models that ours do not have
+    r"(^|\.)absolute_pos_embed$|position_embeddings$": "absolute positions (ape)",
+    r"\.attn\.meta_mlp\.": "the bias of Swin v2-CR",
+}
+
+
+# Theirs to ours
+
+
+def from_layout(weights: Weights, layout: str) -> Converted:
+    """A state dict in one of SPELLINGS under our names.
+
+    Raises:
+        UserError: it has parts that Swin does not have.
+    """
+    theirs = respelled(weights.state, layout)
+    for pattern, part in BEYOND.items():
+        if any(re.search(pattern, name) for name in theirs):
+            raise UserError(f"{weights.name} has {part}, which our Swin does not; use the library it comes from")
+    options: dict[str, Any] = geometry_of(theirs)
+    options |= live_options(weights.module, layout) if weights.module is not None else {}
+    options |= config_options(weights.config) if layout == "huggingface" else {}
+    options |= {"padding": "roll_then_pad"} if layout == "timm" else {}
+    dropped = [name for name in theirs if re.search(FOLLOWS, name)]
+    theirs = {name: tensor for name, tensor in theirs.items() if name not in dropped}
+    notes = join_projections(theirs)
+    return Converted({renamed(name, 0): tensor for name, tensor in theirs.items()}, options, dropped, notes)
+
+
+def respelled(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    """A layout's names as timm's."""
+    result = {}
+    for name, tensor in state.items():
+        for pattern, replacement in SPELLINGS[layout]:
+            name = re.sub(pattern, replacement, name)
+        name = re.sub(r"<(\d+)\+1>", lambda match: str(int(match[1]) + 1), name)
+        result[re.sub(r"<(\d+)/2>", lambda match: str(int(match[1]) // 2), name)] = tensor
+    return result
+
+
+def renamed(name: str, source: int) -> str:
+    """timm's name as ours (`source` 0), or ours as timm's (1); a name that is not in the table stays as it is."""
+    for pair in NAMES:
+        pattern = re.escape(pair[source]).replace(r"\{\}", r"(\d+)") + r"(weight|bias|)"
+        if match := re.fullmatch(pattern, name):
+            *numbers, rest = match.groups()
+            return pair[1 - source].format(*numbers) + rest
+    return name
+
+
+def join_projections(theirs: dict[str, Tensor]) -> list[str]:
+    """Queries, keys and values in one tensor; a bias that a source does without is zero. Returns notes."""
+    without = 0
+    for name in [name for name in theirs if re.search(r"\.attn\.(q|qkv)\.weight$", name)]:
+        attn = name[: name.rindex(".attn.") + len(".attn.")]
+        if name.endswith(".q.weight"):
+            theirs[f"{attn}qkv.weight"] = torch.cat([theirs.pop(f"{attn}{part}.weight") for part in "qkv"])
+        dim = theirs[f"{attn}qkv.weight"].shape[1]
+        if f"{attn}qkv.bias" in theirs:
+            continue
+        zero = theirs[f"{attn}qkv.weight"].new_zeros(dim)
+        parts = [theirs.pop(f"{attn}{part}.bias", theirs.pop(f"{attn}{part}_bias", None)) for part in "qkv"]
+        without += parts[0] is None
+        theirs[f"{attn}qkv.bias"] = torch.cat([zero if part is None else part for part in parts])
+    return [f"{without} projections without a bias get one of zeros"] if without else []
+
+
+def geometry_of(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the tensors tell of each stage: `windows`, and the windows that distances are measured by (`extents`)."""
+    windows, extents = {}, {}
+    for name, tensor in theirs.items():
+        match = re.match(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_(position_bias|coords)_table$", name)
+        if match is None:
+            continue
+        stage = int(match[1])
+        if match[2] == "position_bias":
+            if (side := math.isqrt(len(tensor))) ** 2 == len(tensor):
+                windows[stage] = ((side + 1) // 2,) * 2
+        else:
+            windows[stage] = tuple((size + 1) // 2 for size in tensor.shape[1:3])
+            # The last entry is log2(1 + 8 (window - 1) / (extent - 1)) / 3; of a window of 1 it is nothing.
+            reach = [8 / (2 ** (3 * entry) - 1) if entry > 0 else 0 for entry in tensor[0, -1, -1].double().tolist()]
+            spans = [(size - 1) * each for size, each in zip(windows[stage], reach, strict=True)]
+            extents[stage] = tuple(1 + round(span) for span in spans)
+    stages = range(len(windows))
+    found = {"windows": tuple(windows[i] for i in stages)} if windows.keys() == set(stages) else {}
+    return found | ({"extents": tuple(extents[i] for i in stages)} if extents.keys() == set(stages) else {})
+
+
+def live_options(module: nn.Module, layout: str) -> dict[str, Any]:
+    """Windows, picture size and eps of a live module."""
+    if any(getattr(part, "always_partition", False) for part in module.modules()):
+        raise UserError(
+            f"{type(module).__name__} was built with always_partition=True, which our Swin cannot say; use timm for it"
+        )
+    windows, extents = {}, {}
+    for name, part in module.named_modules():
+        stage = re.match(r"layers\.(\d+)\.blocks\.", next(iter(respelled({f"{name}.": torch.empty(0)}, layout))))
+        if stage and hasattr(part, "window_size") and hasattr(part, "relative_position_index"):
+            window = pair(part.window_size)
+            pretrained = pair(getattr(part, "pretrained_window_size", 0))
+            windows[int(stage[1])], extents[int(stage[1])] = window, pretrained if min(pretrained) > 0 else window
+    options = {"windows": tuple(windows.values()), "extents": tuple(extents.values())}
+    options["eps"] = next((part.eps for part in module.modules() if isinstance(part, nn.LayerNorm)), None)
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    if size is not None and size[0] == size[1]:
+        options["img_size"] = size[0]
+    return options
+
+
+def pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def config_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows, picture size and eps of transformers' config."""
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise UserError(f"the config has hidden_act={config['hidden_act']!r}, Swin the exact GELU; use transformers for it")
+    options = {ours: config[theirs] for ours, theirs in (("eps", "layer_norm_eps"),) if theirs in config}
+    image, patch = config.get("image_size"), config.get("patch_size")
+    if config.get("model_type") == "swinv2" and isinstance(image, int) and isinstance(patch, int):
+        stages = range(len(config["depths"]))
+        sides = [min(config["window_size"], image // patch // 2**i) for i in stages]
+        pretrained = config.get("pretrained_window_sizes") or [0] * len(sides)
+        options |= {"img_size": image, "windows": tuple(pair(side) for side in sides)}
+        options["extents"] = tuple(pair(before or side) for before, side in zip(pretrained, sides, strict=False))
+    return options
+
+
+def options_of(converted: Converted) -> dict[str, Any]:
+    """Options that build the model for these weights.
+
+    Raises:
+        UserError: the shapes do not tell; the message says what does.
+    """
+    state, known = converted.state, converted.options
+    patches = state.get("stem.proj.weight")
+    if patches is None or patches.ndim != 4 or patches.shape[-1] != patches.shape[-2]:
+        raise UserError(
+            "the stem's shape does not tell how it is made; build the model and use vision.load_weights(model, source)"
+        )
+    dim, in_chans, patch_size = patches.shape[:3]
+    blocks = [
+        (int(match[1]), int(match[2])) for name in state if (match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.norm1", name))
+    ]
+    depths = [1 + max(j for i, j in blocks if i == stage) for stage in range(1 + max(blocks)[0])]
+    inside = "stages.{}.blocks.0.attention.attention."
+    heads = [heads_of(state, inside.format(i)) for i in range(len(depths))]
+    hidden = len(state["stages.0.blocks.0.ffn.up.weight"])
+    eps = known.get("eps")
+    return windows_option(known, len(depths), patch_size * 2 ** (len(depths) - 1)) | {
+        "patch_size": patch_size,
+        "in_chans": in_chans,
+        "num_classes": len(state["head.weight"]) if "head.weight" in state else 0,
+        "dim": dim,
+        "depths": tuple(depths),
+        "heads": tuple(heads),
+        "mlp_ratio": hidden / dim if int(dim * (hidden / dim)) == hidden else math.nextafter(hidden / dim, math.inf),
+        **({"padding": known["padding"]} if "padding" in known else {}),
+        **({"norm": partial(LayerNorm, eps=eps)} if eps not in (None, 1e-5) else {}),
+    }
+
+
+def heads_of(state: Mapping[str, Tensor], attention: str) -> int:
+    if f"{attention}position.table" in state:
+        return state[f"{attention}position.table"].shape[1]
+    if f"{attention}qk_norm.logit_scale" in state:
+        return len(state[f"{attention}qk_norm.logit_scale"])
+    raise UserError("there is no table of positions; build the model and use vision.load_weights(model, source)")
+
+
+def windows_option(known: Mapping[str, Any], stages: int, reduction: int) -> dict[str, Any]:
+    """`window_size`, `img_size` and `position` from the windows of each stage."""
+    if not known.get("windows"):
+        if "window_size" not in known:
+            raise UserError(
+                "the weights do not tell their windows; pass them: vision.load_model(source, window_size=..., img_size=...)"
+            )
+        return {}
+    windows, extents = known["windows"], known.get("extents") or known["windows"]
+    largest = max(windows)
+    img_size = known.get("img_size", min(windows[-1]) * reduction)
+    sides = [math.ceil(img_size / (reduction / 2 ** (stages - 1 - i))) for i in range(stages)]
+    if len(windows) != stages or any(
+        w != (min(largest[0], side), min(largest[1], side)) for w, side in zip(windows, sides, strict=True)
+    ):
+        raise UserError(
+            f"windows {windows} do not follow from one size; build the model and use vision.load_weights(model, source)"
+        )
+    return {
+        "window_size": largest[0] if largest[0] == largest[1] else largest,
+        "img_size": img_size,
+        **({"position": partial(FinetunedBias, share=share_of(windows, extents))} if extents != windows else {}),
+    }
+
+
+def share_of(windows: tuple[tuple[int, int], ...], extents: tuple[tuple[int, int], ...]) -> float:
+    """Side of the windows that distances are measured by over that of the windows.
+
+    Raises:
+        UserError: it is another one in each stage.
+    """
+    share = extents[0][0] / windows[0][0]
+    if any(tuple(round(size * share) for size in window) != extent for window, extent in zip(windows, extents, strict=True)):
+        raise UserError(f"windows {windows} measured by {extents} are not in one proportion; use the library it comes from")
+    return share
+
+
+# Ours into a model of other sizes
+
+
+def adapt(converted: Converted, model: Swin) -> Adapted:
+    """The weights in the model's sizes: classes, channels, patches, windows, eps."""
+    fit, told = Adapted(dict(converted.state)), converted.options
+    fit_classes(fit, model, model.head, "head.", reset=init_weights)
+    if isinstance(model.stem, ConvStem):
+        fit_channels(fit, "stem.convolutions.0.weight", model.in_chans)
+    elif isinstance(model.stem, PatchEmbedding):
+        fit_channels(fit, "stem.proj.weight", model.in_chans)
+        fit_patches(fit, "stem.proj.weight", model.stem.reduction)
+    positions = {
+        f"stages.{i}.blocks.{j}.attention.attention.position": block.attention.attention.position
+        for i, stage in enumerate(model.stages)
+        for j, block in enumerate(stage.blocks)
+    }
+    fit_windows(fit, positions, told.get("windows") or ())
+    fit_extents(fit, model, positions, told)
+    fit_eps(fit, model, told.get("eps"))
+    return fit
+
+
+def fit_windows(fit: Adapted, positions: Mapping[str, nn.Module], windows: tuple[tuple[int, int], ...]) -> None:
+    """Tables for windows of another size (bicubic, as Microsoft's code)."""
+    done = {}
+    for name, position in positions.items():
+        table = fit.state.get(f"{name}.table")
+        if not isinstance(position, RelativeTable) or table is None or table.shape == position.table.shape:
+            continue
+        stage, after = int(name.split(".")[1]), position.site.extent
+        side = (math.isqrt(len(table)) + 1) // 2
+        before = windows[stage] if stage < len(windows) else (side, side)
+        if table.shape[1] != position.table.shape[1] or math.prod(2 * n - 1 for n in before) != len(table):
+            continue
+        grid = rearrange(table.float(), "(h w) heads -> 1 heads h w", h=2 * before[0] - 1)
+        grid = F.interpolate(grid, size=[2 * n - 1 for n in after], mode="bicubic", align_corners=False)
+        fit.state[f"{name}.table"] = rearrange(grid, "1 heads h w -> (h w) heads").to(table.dtype)
+        done[before, after] = f"windows {before[0]}x{before[1]} -> {after[0]}x{after[1]}: tables resized, bicubic"
+    fit.adapted += done.values()
+
+
+def fit_extents(fit: Adapted, model: Swin, positions: Mapping[str, nn.Module], told: Mapping[str, Any]) -> None:
+    """Swin v2: distances keep the measure that they had in the source, whatever the windows of the model."""
+    continuous = {int(name.split(".")[1]): p for name, p in positions.items() if isinstance(p, ContinuousBias)}
+    extents = told.get("extents") or ()
+    if not continuous:
+        return
+    if len(extents) < len(continuous):
+        fit.adapted.append(
+            f"the source does not tell its windows: distances are measured as the model does, by {continuous[0].spans}"
+        )
+        return
+    wanted = {i: tuple(max(size - 1, 1) for size in extents[i]) for i in continuous}
+    if all(continuous[i].spans == spans for i, spans in wanted.items()):
+        return
+    windows = tuple(continuous[i].site.extent for i in sorted(continuous))
+    try:
+        position = partial(FinetunedBias, share=share_of(windows, extents[: len(windows)]))
+    except UserError as error:
+        fit.problems.append(str(error))
+        return
+    fit.adapted.append(f"distances are measured by windows of {extents[0][0]}x{extents[0][1]}, as in the source")
+    fit.actions.append(partial(measure_by, model, positions, wanted, position))
+
+
+def measure_by(model: Swin, positions: Mapping[str, nn.Module], spans: Mapping[int, tuple[int, int]], position: Any) -> None:
+    for name, part in positions.items():
+        part.spans = spans[int(name.split(".")[1])]
+    model.options["position"] = position
+
+
+# Ours to theirs
+
+
+def to_layout(model: Swin, layout: str) -> dict[str, Tensor]:
+    """The model's tensors under the names of one of LAYOUTS.
+
+    Raises:
+        UserError: the model has parts that the layout has no place for.
+    """
+    state = {renamed(name, 1): tensor for name, tensor in model.state_dict().items()}
+    alien = next((name for name in state if re.search(r"^stages\.|^stem", name)), None)
+    if alien:
+        raise UserError(f"{layout}'s Swin has no place for {alien}; use layout='vision'")
+    if layout == "timm":
+        return split_biases(state) if isinstance(model, SwinV2) else state
+    return as_torchvision(state, model)
+
+
+def split_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Swin v2's biases of queries and values apart, as timm and Microsoft have them; there is none of keys."""
+    result = {}
+    for name, tensor in state.items():
+        if name.endswith(".qkv.bias"):
+            q, _, v = tensor.chunk(3)
+            result |= {name.replace("qkv.bias", "q_bias"): q, name.replace("qkv.bias", "v_bias"): v}
+        else:
+            result[name] = tensor
+    return result
+
+
+def as_torchvision(state: Mapping[str, Tensor], model: Swin) -> dict[str, Tensor]:
+    windows = {block.attention.window for stage in model.stages for block in stage.blocks}
+    if len(windows) > 1:
+        raise UserError(f"torchvision's Swin has one window, this one {sorted(windows)}; use layout='timm'")
+    result = {}
+    for name, tensor in state.items():
+        name = re.sub(r"^patch_embed\.(proj|norm)\.", lambda m: f"features.0.{0 if m[1] == 'proj' else 2}.", name)
+        name = re.sub(r"^layers\.(\d+)\.blocks\.", lambda m: f"features.{2 * int(m[1]) + 1}.", name)
+        name = re.sub(r"^layers\.(\d+)\.downsample\.", lambda m: f"features.{2 * int(m[1])}.", name)
+        for theirs, ours in ((".mlp.fc1.", ".mlp.0."), (".mlp.fc2.", ".mlp.3."), ("head.fc.", "head.")):
+            name = name.replace(theirs, ours)
+        result[name] = tensor
+    for i, stage in enumerate(model.stages):
+        for j, block in enumerate(stage.blocks):
+            result |= {
+                f"features.{2 * i + 1}.{j}.attn.{name}": t for name, t in following(block.attention.attention.position).items()
+            }
+    return result
+
+
+def following(position: RelativeTable | ContinuousBias) -> dict[str, Tensor]:
+    """What torchvision stores although it follows from the window."""
+    window, device = position.site.extent, next(position.parameters()).device
+    index = {"relative_position_index": whole_index(window, device).flatten()}
+    if isinstance(position, RelativeTable):
+        return index
+    distances = 8 * (all_distances(window, device) / torch.tensor(position.spans, device=device))
+    logs = distances.sign() * torch.log2(distances.abs() + 1) / 3
+    return index | {"relative_coords_table": logs.view(1, *(2 * n - 1 for n in window), 2)}
