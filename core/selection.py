@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from core.attention import check_mask, live_keys, masked_softmax, silence
+from core.attention import check_mask, masked_softmax, silence
 
 
 class Scores(nn.Module):
@@ -198,9 +198,9 @@ class ScoredAttention(nn.Module):
         """
         one_head = memory[:, None]
         check_mask(q[:, None], one_head, mask)
-        live = live_keys(mask, one_head)
-        memory = silence(one_head, live)[:, 0]
-        keys = self.score.keys(memory) if keys is None else silence(keys[:, None], live)[:, 0]
+        (one_head,) = silence(mask, one_head)
+        memory = one_head[:, 0]
+        keys = self.score.keys(memory) if keys is None else silence(mask, keys[:, None])[0][:, 0]
         weights = self.select(self.score(q, keys)[:, None], mask)[:, 0]
         return weights @ memory, weights
 
