@@ -194,7 +194,7 @@ def labels(names: Sequence[str]) -> list[str]:
 
 
 def percent(share: float | np.floating) -> str:
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def tidy(axis: Axes) -> None:

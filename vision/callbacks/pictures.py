@@ -142,8 +142,7 @@ class Pictures(Callback):
             yield report.section("Mistakes made with the greatest confidence", self.picture("mistakes", "wrongly named pictures"))
         for name in self.drawn.keys() - {"learning_curves", "confusion_matrix", "per_class", "mistakes"}:
             yield report.section(name.replace("_", " ").capitalize(), self.picture(name, name))
-        commands = [resume_command(trainer), test_command(trainer), classify_command(trainer, task)]
-        yield report.section("Next", report.code("\n".join(c for c in commands if c)) if any(commands) else "")
+        yield report.section("Next", next_commands(trainer, task))
         yield report.section("Where it ran", report.facts(origin(trainer)), config_text(trainer))
 
     def picture(self, name: str, description: str) -> str:
@@ -152,14 +151,14 @@ class Pictures(Callback):
     def model(self, trainer: Trainer, task: LightningModule) -> Iterable[tuple[str, object]]:
         card = task.card() if hasattr(task, "card") else {}
         spec = card.get("model", {})
-        yield "model", spec.get("class_path") or type(getattr(task, "model", task)).__name__
-        yield "its options", ", ".join(f"{name}={value}" for name, value in spec.get("init_args", {}).items())
+        yield "model", written(spec) if spec else type(getattr(task, "model", task)).__name__
         yield "parameters", f"{sum(p.numel() for p in task.parameters()):,}"
         options = {name: value for name, value in task.hparams.items() if name != "model" and not name.startswith("_")}
         yield "task's options", ", ".join(f"{name}={value}" for name, value in options.items())
         if trainer.datamodule is not None:
             batch = getattr(trainer.datamodule, "batch_size", None)
-            yield "data", type(trainer.datamodule).__name__ + (f", batches of {batch} in each process" if batch else "")
+            each = " in each process" if trainer.world_size > 1 else ""
+            yield "data", type(trainer.datamodule).__name__ + (f", batches of {batch}{each}" if batch else "")
         classes = getattr(task, "classes", [])
         yield "classes", f"{len(classes):,}: {', '.join(classes[:20])}{', …' if len(classes) > 20 else ''}" if classes else ""
 
@@ -241,7 +240,7 @@ def result(trainer: Trainer, counts: Int[Tensor, "k k"] | None) -> tuple[str, st
     if counts is not None:
         n, right = int(counts.sum()), int(counts.trace())
         low, high = wilson(right / n, n)
-        interval = f"95% interval {low:.1%} to {high:.1%} (chance alone: another {n:,} pictures of the same kind)"
+        interval = f"95% interval {low:.1%} to {high:.1%}: so far chance may reach in {n:,} pictures"
         return f"Test accuracy {right / n:.1%} (n = {n:,})", interval
     stage = "test/" if trainer.state.fn == "test" else "val/"
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(stage)}
@@ -270,6 +269,25 @@ def class_table(counts: Int[Tensor, "k k"], task: LightningModule) -> str:
     ]
     table = report.table(("class", "test pictures", "named right", "right when named so", "most often taken for"), cells)
     return (report.text(f"The {ROWS} worst of {len(task.classes):,} classes.") if cut else "") + table
+
+
+def next_commands(trainer: Trainer, task: LightningModule) -> str:
+    """What to type next, each with its purpose."""
+    longer = resume_command(trainer)
+    if longer and trainer.max_epochs and trainer.max_epochs > 0:
+        longer += f" --trainer.max_epochs {2 * trainer.max_epochs}"
+    commands = {"use it": classify_command(trainer, task), "test it again": test_command(trainer), "train it further": longer}
+    lines = [f"# {purpose}\n{command}" for purpose, command in commands.items() if command]
+    return report.code("\n".join(lines)) if lines else ""
+
+
+def written(value: Any) -> str:
+    """A described model or part as one would write it: `ViT(dim=64, position=Learned(std=0.02))`."""
+    if not (isinstance(value, dict) and "class_path" in value):
+        return str(value)
+    name, options = value["class_path"].rpartition(".")[2], value.get("init_args") or {}
+    inside = ", ".join(f"{option}={written(v)}" for option, v in options.items())
+    return f"{name}({inside})" if inside else name
 
 
 def origin(trainer: Trainer) -> Iterable[tuple[str, object]]:

@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -240,3 +245,24 @@ def test_a_scale_that_falls_for_ever_stops(task, data, trainer):
     module.model.forward = lambda x: BadGradient.apply(original(x))
     with pytest.raises(UserError, match=r"at step 3 \(epoch 1\), the 4\. bad step in a row"):
         trainer(TrainingHealth(stop_after=4), plugins=plugin).fit(module, datamodule=data())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_processes_agree_on_a_step_that_only_one_knows_to_be_bad(tmp_path, mode):
+    script = Path(__file__).with_name("train_with_nan.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), mode],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    lines = sorted(re.findall(r"rank \d .*? updates", done.stdout))  # two processes write into one pipe
+    assert len(lines) == 2, done.stdout + done.stderr
+    told = "stopped: " if mode == "stop" else "skipped 1;"
+    assert all(line.split(" ", 2)[2].startswith(told) for line in lines)
+    assert len({line.partition("; weights ")[2] for line in lines}) == 1
+    if mode == "stop":
+        assert all("at step 2 (epoch 1)" in line for line in lines)

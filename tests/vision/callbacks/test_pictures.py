@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vision.callbacks.ema import EMA
-from vision.callbacks.pictures import Mistakes, Pictures, read_history, samples
+from vision.callbacks.pictures import Mistakes, Pictures, read_history, samples, written
 from vision.callbacks.summary import Summary
 
 
@@ -52,16 +52,15 @@ def test_a_run_leaves_pictures_and_a_report(run, tmp_path):
         "95% interval",
         "<th>training pictures</th><td>24</td>",
         "12 steps, 2 epochs",
-        "torch.nn.Sequential",
-        "width=8",
+        "<th>model</th><td>Sequential(width=8)</td>",
         "<th>parameters</th><td>435</td>",
         "TinyData",
         "3: cat, dog, hen",
         "torch " + torch.__version__.partition("+")[0],
         "cores",
         "trainer: 1",
-        f"vision test --ckpt_path {tmp_path}/checkpoints/best.ckpt",
-        f"vision classify PICTURE --weights {tmp_path}/model.safetensors",
+        f"# use it\nvision classify PICTURE --weights {tmp_path}/model.safetensors",
+        f"# test it again\nvision test --ckpt_path {tmp_path}/checkpoints/best.ckpt",
         "most often taken for",
     ):
         assert part in text, part
@@ -173,6 +172,15 @@ def test_history_is_that_of_metrics_csv(task, data, trainer):
     assert [step for step, _ in history["val/accuracy"]] == [5, 11]
     assert history["val/accuracy"][1][1] == pytest.approx(runner.callback_metrics["val/accuracy"].item())
     assert read_history(trainer(logger=False)) == {}
+
+
+def test_models_are_written_as_one_would_write_them():
+    position = {"class_path": "core.position.Learned", "init_args": {"std": 0.02}}
+    spec = {
+        "class_path": "vision.models.ViT",
+        "init_args": {"dim": 64, "position": position, "stem": {"class_path": "vision.models.ConvStem"}},
+    }
+    assert written(spec) == "ViT(dim=64, position=Learned(std=0.02), stem=ConvStem)"
 
 
 def test_samples_counts_what_can_be_counted(data):
