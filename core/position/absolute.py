@@ -124,7 +124,18 @@ class Learned(Position):
 
     def resize(self, size: tuple[int, ...]) -> Float[Tensor, "n d"]:
         """The table for a grid of another size."""
-        h, w = self.site.extent
-        table = rearrange(self.table[self.prefix :].float(), "(h w) d -> 1 d h w", h=h, w=w)
-        table = F.interpolate(table, size=size, mode="bicubic", antialias=True, align_corners=False)
-        return rearrange(table, "1 d h w -> (h w) d").to(self.table.dtype)
+        table = rearrange(self.table[self.prefix :].float(), "(h w) d -> h w d", h=self.site.extent[0])
+        rows, columns = (resizing(old, new, table.device) for old, new in zip(self.site.extent, size, strict=True))
+        with torch.autocast(table.device.type, enabled=False):
+            table = columns @ torch.einsum("yh,hwd->ywd", rows, table)
+        return table.flatten(0, 1).to(self.table.dtype)
+
+
+def resizing(old: int, new: int, device: torch.device) -> Float[Tensor, "new old"]:
+    """The weights of timm's interpolation along one axis, which are what it makes of unit vectors.
+
+    Interpolating the table itself is the same, but torch 2.14 cannot compile its gradient for sizes that change, and on a
+    CPU gets a single column wrong.
+    """
+    units = torch.eye(old, device=device)[None, :, None]
+    return F.interpolate(units, size=(1, new), mode="bicubic", antialias=True, align_corners=False)[0, :, 0].T

@@ -114,19 +114,28 @@ def embedded(position, at, tokens, batch=1):
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 @pytest.mark.parametrize("size", [(4, 4), (6, 6), (3, 7), (2, 2), (1, 5)])
-def test_learned_resizes_as_timm(size, prefix):
+def test_learned_resizes_as_timm(size, prefix, within):
     position = Learned(Site(8, 2, (4, 4), prefix=prefix))
     theirs = resample_abs_pos_embed(position.table[None], list(size), [4, 4], num_prefix_tokens=prefix)
-    assert torch.equal(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
+    within(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
     with torch.no_grad():
-        assert torch.equal(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
+        within(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
 
 
-def test_learned_of_a_table_that_is_not_square():
+@pytest.mark.parametrize("size", [(7, 1), (12, 1), (2, 1)])
+def test_a_picture_one_patch_wide_is_one_patch_high_turned(size, within):
+    """F.interpolate (bicubic, antialiased) fills the one column of a CPU's result with its first number."""
+    position, turned = Learned(Site(8, 2, (4, 4))), Learned(Site(8, 2, (4, 4)))
+    turned.load_state_dict({"table": position.table.view(4, 4, 8).transpose(0, 1).flatten(0, 1)})
+    within(position.grid(size), turned.grid(size[::-1]))
+    assert len(position.grid(size).unique(dim=0)) == size[0]
+
+
+def test_learned_of_a_table_that_is_not_square(within):
     position = Learned(Site(8, 2, (3, 5)))
     assert torch.equal(embedded(position, grid(3, 5), 15)[0], position.table)
     theirs = resample_abs_pos_embed(position.table[None], [5, 3], [3, 5], num_prefix_tokens=0)
-    assert torch.equal(embedded(position, grid(5, 3), 15), theirs)
+    within(embedded(position, grid(5, 3), 15), theirs)
 
 
 def test_learned_without_rows_for_the_prefix():
@@ -226,14 +235,14 @@ CHANGES = (restored, assigned, stepped, copied, averaged, swapped, halved, doubl
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_no_resized_table_outlives_its_weights(change, mode):
+def test_no_resized_table_outlives_its_weights(change, mode, within):
     position = Learned(Site(8, 2, (4, 4), prefix=1)).eval()
     with mode():
         embedded(position, grid(3, 3), 10)
     change(position)
     with mode():
         theirs = resample_abs_pos_embed(position.table[None], [3, 3], [4, 4], num_prefix_tokens=1)
-        assert torch.equal(embedded(position, grid(3, 3), 10), theirs)
+        within(embedded(position, grid(3, 3), 10), theirs, 1e-2 if change is halved else 1e-5)
 
 
 def test_resized_tables_are_kept_and_bounded():

@@ -89,6 +89,19 @@ def test_seven_lengths_take_at_most_three_graphs(kind):
     assert counter.frame_count <= 3
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_gradients_are_those_of_plain_code_at_every_size(kind):
+    host = Host(kind(Site(16, 2, (4, 4))))
+    fast = torch.compile(host, backend="aot_eager", fullgraph=True)
+    for size in SIZES[:3]:
+        x, at = torch.randn(2, math.prod(size), 16, requires_grad=True), grid(*size)
+        leaves = [x, *host.parameters()]
+        ours = torch.autograd.grad(fast(x, at).square().sum(), leaves)
+        plain = torch.autograd.grad(host(x, at).square().sum(), leaves)
+        for a, b in zip(ours, plain, strict=True):
+            assert (a - b).abs().max() <= 1e-4 * b.std()
+
+
 @pytest.mark.parametrize("kind", [Learned, RelativeTable])
 def test_compiled_code_leaves_no_table_silently(kind):
     _, fast, _ = compiled(kind, (8,), 0)
