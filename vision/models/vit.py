@@ -122,11 +122,11 @@ class ViT(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameter belongs to which depth, for layer decay (timm's convention)."""
-        return {"stem": r"^(stem|prefix_tokens|position)", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+        return {"stem": r"^(?:stem|prefix_tokens|position)", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "i j 2"]]:
         """Tokens (class tokens, registers, then patches by rows) and the patches' coordinates."""
-        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape:
+        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
             fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
             raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
         x = self.stem(x)

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import torch
+import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -65,10 +68,10 @@ def fit_table(
     """A table of positions for another grid."""
     if before == after:
         return places
-    from timm.layers import resample_abs_pos_embed
-
     fit.adapted.append(f"positions {before[0]}x{before[1]} -> {after[0]}x{after[1]}: bicubic, antialiased (timm's rule)")
-    return resample_abs_pos_embed(places[None], list(after), list(before), num_prefix_tokens=0)[0]
+    table = rearrange(places.float(), "(h w) d -> 1 d h w", h=before[0]).clone(memory_format=torch.channels_last)
+    table = F.interpolate(table, size=after, mode="bicubic", antialias=True, align_corners=False)
+    return rearrange(table, "1 d h w -> (h w) d").to(places.dtype)
 
 
 def fit_eps(fit: Adapted, model: nn.Module, eps: float | None) -> None:
