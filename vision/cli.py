@@ -154,7 +154,7 @@ def _help() -> str:
             *lines,
             "",
             "vision COMMAND --help tells a command's options; vision --version the version.",
-            "Also as `lightning COMMAND` and `python -m vision COMMAND`.",
+            "Also as `lightning COMMAND` and `python -m vision COMMAND`. VISION_TRACEBACK=1 shows where an error comes from.",
         ]
     )
 

@@ -51,11 +51,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise UserError(_explain_refusal(path, cause)) from error
             raise
 
-    def load_checkpoint(
-        self, path: str | Path, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         try:
-            return super().load_checkpoint(path, map_location or "cpu", weights_only is None or weights_only)
+            return super().load_checkpoint(path, map_location, weights_only is None or weights_only)
         except Exception as error:
             raise broken(Path(path), error) from error
 
@@ -96,7 +94,7 @@ class BestCheckpoint(ModelCheckpoint):
         if state_dict.get("dirpath") == self.dirpath or not earlier.is_file() or state_dict["best_model_score"] is None:
             super().load_state_dict(state_dict)
             return
-        here = Path(self.dirpath) / "best.ckpt"
+        here = Path(self.dirpath or "") / "best.ckpt"
         here.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(earlier, here)  # the earlier run keeps its own; this one must beat it
         score = state_dict["best_model_score"]

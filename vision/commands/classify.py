@@ -106,7 +106,9 @@ def predictions(model: nn.Module, pictures: Sequence[Path], *, top: int, batch_s
     from rich.console import Console
     from rich.progress import track
 
-    read = reader(model.preprocessing)
+    preprocessing: Any = model.preprocessing
+    names: Any = getattr(model, "classes", [])
+    read = reader(preprocessing)
     device = next(model.parameters()).device
     batches = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
     shown = track(batches, "classifying", console=Console(stderr=True), disable=len(batches) < 2, transient=True)
@@ -117,7 +119,7 @@ def predictions(model: nn.Module, pictures: Sequence[Path], *, top: int, batch_s
             with torch.inference_mode():
                 probabilities = iter(model(torch.stack(whole).to(device)).float().softmax(-1).cpu() if whole else ())
             for path, picture in zip(batch, read_pictures, strict=True):
-                yield path, picture if isinstance(picture, ImageError) else most_likely(next(probabilities), model, top)
+                yield path, picture if isinstance(picture, ImageError) else most_likely(next(probabilities), names, top)
 
 
 def reader(preprocessing: dict[str, Any]) -> Callable[[Path], Tensor | ImageError]:
@@ -135,17 +137,16 @@ def reader(preprocessing: dict[str, Any]) -> Callable[[Path], Tensor | ImageErro
     return read
 
 
-def most_likely(probabilities: Tensor, model: nn.Module, top: int) -> list[tuple[str, float]]:
-    """Classes and probabilities, most likely first; a model that names no classes has numbers."""
+def most_likely(probabilities: Tensor, names: Sequence[str], top: int) -> list[tuple[str, float]]:
+    """Classes and probabilities, most likely first; without as many names as classes these are numbers."""
     values, places = probabilities.topk(min(top, len(probabilities)))
-    names = getattr(model, "classes", None) or []
     if len(names) != len(probabilities):
         names = [f"class {number}" for number in range(len(probabilities))]
     return [(names[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
 
 
 @contextlib.contextmanager
-def table(output: Path | None, top: int) -> Iterator[Callable[[Path, Any], None]]:
+def table(output: Path | None, top: int) -> Iterator[Callable[[Any, Any], None]]:
     """A function that writes a picture's row to a CSV file, or does nothing without one.
 
     Raises:
@@ -160,11 +161,14 @@ def table(output: Path | None, top: int) -> Iterator[Callable[[Path, Any], None]
             writer = csv.writer(file)
             writer.writerow(["picture", *columns, "error"])
 
-            def write(path: Path, outcome: list[tuple[str, float]] | ImageError) -> None:
-                is_broken = isinstance(outcome, ImageError)
-                cells = [] if is_broken else [cell for name, value in outcome for cell in (name, f"{value:.6f}")]
-                cells += [""] * (len(columns) - len(cells))
-                writer.writerow([path, *cells, outcome.reason if is_broken else ""])
+            def write(path: Any, outcome: Any) -> None:
+                cells, reason = [""] * len(columns), ""
+                if isinstance(outcome, ImageError):
+                    reason = outcome.reason
+                else:
+                    found = [cell for name, value in outcome for cell in (name, f"{value:.6f}")]
+                    cells[: len(found)] = found
+                writer.writerow([path, *cells, reason])
 
             yield write
     except OSError as error:

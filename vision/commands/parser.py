@@ -13,11 +13,16 @@ from lightning.pytorch.cli import LightningArgumentParser
 from vision.commands.messages import one_line
 from vision.errors import UserError
 
-# What a config may not name, besides jsonargparse's own list (os, subprocess, pickle, builtins.eval, open, sockets, …).
-# Giving a list also turns the refusals from warnings into errors. A config is code all the same: it names classes, and
-# naming one imports its module.
+# What a config may not name, besides jsonargparse's own list (os, subprocess, pickle, builtins.eval, open, sockets, …)
 DENIED = ("torch.load", "torch.hub", "torch.jit", "torch.ops", "torch.utils.cpp_extension")
-jsonargparse.set_parsing_settings(import_path_denylist=list(DENIED))
+
+
+def refuse_dangerous_names() -> None:
+    """Makes the parser refuse what would run commands, open files or unpickle; by itself jsonargparse only warns.
+
+    This is a rail, no sandbox. A config is code all the same: it names classes, and naming one imports its module.
+    """
+    jsonargparse.set_parsing_settings(import_path_denylist=list(DENIED))
 
 
 class Parser(LightningArgumentParser):

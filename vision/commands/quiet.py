@@ -26,6 +26,7 @@ MESSAGES = (
     "Restoring states",
     "Loaded model weights",
     "Seed set to",
+    "`Trainer.fit` stopped: `max_epochs",
 )
 LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "lightning.fabric.utilities.rank_zero")
 

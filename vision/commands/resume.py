@@ -29,7 +29,7 @@ class RunRecord(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.written is not None:
             return
-        trainer._default_root_dir = trainer.strategy.broadcast(trainer.default_root_dir)
+        trainer._default_root_dir = trainer.strategy.broadcast(trainer.default_root_dir)  # type: ignore[attr-defined]
         folder = Path(trainer.default_root_dir)
         self.written = self.write(folder) if trainer.is_global_zero else folder / "config.yaml"
 

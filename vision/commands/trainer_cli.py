@@ -9,8 +9,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +17,32 @@ import torch
 from jsonargparse import Namespace
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from vision.callbacks import Pictures, Preemption, Progress, Summary, TrainingHealth
 from vision.commands.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, newest_loadable, verify
-from vision.commands.parser import Parser
+from vision.commands.parser import Parser, refuse_dangerous_names
+from vision.commands.predictions import WritePredictions
 from vision.commands.resume import KeepChangedOptions, RunRecord
 from vision.errors import UserError
 from vision.runs import CHECKPOINTS, ROOT, checkpoints_in, claim_run, config_name, create_run, release_run, run_of
 
-DEFAULT_CALLBACKS = (
-    "vision.callbacks.progress.ProgressBar",
-    "vision.callbacks.health.TrainingHealth",
-    "vision.callbacks.preemption.Preemption",
-    "vision.callbacks.pictures.Pictures",
-    "vision.callbacks.summary.Summary",
-)
+DEFAULT_CALLBACKS = (Progress, TrainingHealth, Preemption, Pictures, Summary)
 # Options of the trainer's methods that are no matter of a config: loaders come from the data, checkpoints are never
 # unpickled, and a config of one command serves the others.
 NOT_OPTIONS = {"model", "datamodule", "train_dataloaders", "val_dataloaders", "dataloaders"}
 NOT_OPTIONS |= {"weights_only", "verbose", "return_predictions"}
+
+
+class MetricsLog(CSVLogger):
+    """`metrics.csv` directly in the run folder. Options of the model are in `config.yaml`, not in a second file as well."""
+
+    def log_hyperparams(self, params: Any = None) -> None:
+        pass
 
 
 class TrainerCLI(LightningCLI):
@@ -65,9 +67,11 @@ class TrainerCLI(LightningCLI):
     ) -> None:
         self.command, self.configs, self.runs_now, self.tests_after = command, list(configs), run, test
         self.folder: Path | None = None
+        self.claimed: Path | None = None  # the same, in the process that created it
         self.scratch: tempfile.TemporaryDirectory[str] | None = None
         self.resumed_from: Path | None = None
         self.resume = KeepChangedOptions()
+        refuse_dangerous_names()
         super().__init__(
             args={"subcommand": command, command: args} if isinstance(args, dict) else [command, *args],
             parser_class=Parser,
@@ -75,7 +79,7 @@ class TrainerCLI(LightningCLI):
             save_config_callback=None,  # RunRecord
             seed_everything_default=0,
             auto_configure_optimizers=False,  # the tasks bring their own
-            trainer_defaults={"log_every_n_steps": 10},
+            trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
         )
 
     # The parser
@@ -136,9 +140,11 @@ class TrainerCLI(LightningCLI):
         self.folder = folder = self.make_folder(chosen.get("default_root_dir"))
         kwargs["default_root_dir"] = str(folder)
         if chosen.get("logger") in (None, True):
-            kwargs["logger"] = CSVLogger(folder, name="", version="")
+            kwargs["logger"] = MetricsLog(folder, name="", version="")
         kwargs["plugins"] = [*as_list(chosen.get("plugins")), AtomicCheckpointIO()]
         callbacks = [*own, *default_callbacks(chosen), self.resume, RunRecord(self.config_text())]
+        if self.command == "predict":
+            callbacks.append(WritePredictions())
         if self.command != "fit":
             kwargs["enable_checkpointing"] = False
         elif chosen.get("enable_checkpointing") is not False:
@@ -147,9 +153,10 @@ class TrainerCLI(LightningCLI):
 
     def make_folder(self, chosen: str | None) -> Path:
         """The folder of this run. Only the first process creates it; the others learn of it when they meet (RunRecord)."""
-        if rank_zero_only.rank != 0:
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
             return self.runs_folder()
-        return claim_run(Path(chosen)) if chosen else create_run(self.runs_folder())
+        self.claimed = claim_run(Path(chosen)) if chosen else create_run(self.runs_folder())
+        return self.claimed
 
     def checkpoints(self, folder: Path) -> list[Callback]:
         """`best.ckpt` by the task's `monitor = (metric, mode)`, and `last.ckpt`."""
@@ -191,6 +198,10 @@ class TrainerCLI(LightningCLI):
         finally:
             self.release()
 
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        own = {"test": {"verbose": False}, "predict": {"return_predictions": False}}  # Summary and WritePredictions tell them
+        return super()._prepare_subcommand_kwargs(subcommand) | own.get(subcommand, {})
+
     def after_fit(self) -> None:
         """Tests the best checkpoint, where there is something to test with."""
         if self.trainer.global_step == self.resume.step:
@@ -198,8 +209,8 @@ class TrainerCLI(LightningCLI):
         has_test = self.datamodule is not None and is_overridden("test_dataloader", self.datamodule)
         if not (self.tests_after and has_test and is_overridden("test_step", self.model)) or self.trainer.interrupted:
             return
-        best = self.trainer.checkpoint_callback.best_model_path if self.folder and self.trainer.checkpoint_callback else ""
-        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best or None)
+        best = next((c.best_model_path for c in self.trainer.checkpoint_callbacks if isinstance(c, BestCheckpoint)), "")
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best or None, verbose=False)
 
     def where_it_stands(self) -> str:
         """One line for a run that was stopped by Ctrl-C."""
@@ -220,8 +231,8 @@ class TrainerCLI(LightningCLI):
         """Leaves no empty folder behind."""
         if self.scratch:
             self.scratch.cleanup()
-        if self.folder and rank_zero_only.rank == 0:
-            release_run(self.folder)
+        if self.claimed:
+            release_run(self.claimed)
 
     def listen_again(self) -> None:
         """Lightning turns Ctrl-C off for its shutdown, and leaves it off."""
@@ -267,16 +278,11 @@ def constructor_error(error: Exception) -> Exception:
 
 
 def default_callbacks(trainer: Namespace) -> list[Callback]:
-    """The callbacks every run has, unless the config names one of the same class or switches the progress bar off."""
-    own = {type(callback) for callback in as_list(trainer.get("callbacks"))}
-    callbacks = []
-    for path in DEFAULT_CALLBACKS:
-        module, _, name = path.rpartition(".")
-        if name == "ProgressBar" and trainer.get("enable_progress_bar") is False:
-            continue
-        if find_spec(module) and (kind := getattr(import_module(module), name)) not in own:
-            callbacks.append(kind())
-    return callbacks
+    """The callbacks every run has, but those that the config brings itself, and the progress bar if it is switched off."""
+    own = as_list(trainer.get("callbacks"))
+    has_bar = trainer.get("enable_progress_bar") is False or any(isinstance(callback, ProgressBar) for callback in own)
+    wanted = [kind for kind in DEFAULT_CALLBACKS if not (kind is Progress and has_bar)]
+    return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in own)]
 
 
 def as_list(value: Any) -> list[Any]:

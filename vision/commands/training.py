@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +96,10 @@ def run(command: str, args: Sequence[str] | dict[str, Any], *, run: bool = True)
         args = with_run_config(args)
         configs = check_configs(args)
         words = {*scalars_in(configs), *(part for arg in args for part in arg.split("="))}
+    if os.getcwd() not in sys.path:  # a task of one's own in the working directory; last, so that it hides no package
+        sys.path.append(os.getcwd())
+    if sys.stderr.isatty():
+        print("loading torch and lightning …", file=sys.stderr)
     from vision.commands.quiet import quiet
     from vision.commands.trainer_cli import TrainerCLI
 

@@ -4,13 +4,51 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 import torch
+import yaml
 from lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from vision.cli import main
 from vision.errors import ImageError, UserError
+
+CONFIG = {
+    "model": {"class_path": "cli_dummies.TinyTask", "init_args": {"net": {"class_path": "cli_dummies.TinyNet"}}},
+    "data": {"class_path": "cli_dummies.TinyData"},
+    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "log_every_n_steps": 1},
+}
+
+
+def fit(*options: str, command: str = "fit") -> None:
+    """Runs `tiny.yaml`: 4 steps an epoch, 2 epochs."""
+    assert main([command, "--config", "tiny.yaml", *options]) == 0
+
+
+def failing(args: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line that a run prints which fails with this exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    err = capsys.readouterr().err
+    assert stop.value.code == code, err
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def load(path: str) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def steps(path: str) -> int:
+    """At how many optimizer steps a checkpoint was written."""
+    return load(path)["global_step"]
+
+
+def saved_config(run: int = 1) -> dict:
+    return yaml.safe_load(Path(f"runs/tiny/{run}/config.yaml").read_text())
 
 
 class TinyNet(nn.Module):
@@ -91,6 +129,15 @@ class LossTask(PlainTask):
     monitor = ("val/loss", "min")
 
 
+class NamedTask(TinyTask):
+    """Has classes, and predicts probabilities."""
+
+    classes = ("dull", "bright")
+
+    def predict_step(self, batch: list, index: int) -> torch.Tensor:
+        return self.net(batch[0]).softmax(-1)
+
+
 class TinyData(LightningDataModule):
     def __init__(self, batch_size: int = 4, fail: str = "", fail_in_worker: str = "", workers: int = 0) -> None:
         super().__init__()
@@ -120,6 +167,13 @@ class TinyData(LightningDataModule):
 
 class NoTestData(TinyData):
     test_dataloader = LightningDataModule.test_dataloader
+
+
+class NamedData(TinyData):
+    """Predicts on things with names."""
+
+    def predict_dataloader(self) -> DataLoader:
+        return DataLoader([(x, f"thing {i}") for i, (x, _) in enumerate(self.set)], batch_size=self.batch_size)
 
 
 class Broken(Dataset):

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_dummies import CONFIG
 
 from vision import cli
 from vision.cli import main
 
-TASK = {"class_path": "cli_dummies.TinyTask", "init_args": {"net": {"class_path": "cli_dummies.TinyNet"}}}
-DATA = {"class_path": "cli_dummies.TinyData"}
-TRAINER = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False}
+pytestmark = pytest.mark.usefixtures("workplace")
 OPTIONS = ["--model", "cli_dummies.TinyTask", "--model.net", "cli_dummies.TinyNet", "--data", "cli_dummies.TinyData"]
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(yaml.safe_dump({"model": TASK, "data": DATA, "trainer": TRAINER}))
 
 
 def error_of(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -152,14 +144,14 @@ def test_a_function_that_makes_a_net_may_be_named() -> None:
 
 def test_build_takes_a_dict_and_runs_nothing() -> None:
     """PL #16014, #17447: run=False with a saved config failed, because it holds ckpt_path."""
-    built = cli.build({"model": TASK, "data": DATA, "trainer": TRAINER, "ckpt_path": None})
+    built = cli.build(CONFIG | {"ckpt_path": None})
     assert built.trainer.global_step == 0
     assert type(built.model).__name__ == "TinyTask"
 
 
 def test_a_saved_config_serves_build() -> None:
     main(["fit", "--config", "tiny.yaml"])
-    assert cli.build(["--config", "runs/tiny/1/config.yaml"]).trainer.max_epochs == 1
+    assert cli.build(["--config", "runs/tiny/1/config.yaml"]).trainer.max_epochs == 2
 
 
 def test_short_names_of_tasks_and_data_are_known() -> None:
@@ -207,13 +199,13 @@ def test_the_options_of_a_class_can_be_listed(capsys: pytest.CaptureFixture[str]
 
 
 def test_two_configs_the_second_goes_over_the_first() -> None:
-    Path("more.yaml").write_text("trainer: {max_epochs: 2}")
+    Path("more.yaml").write_text("trainer: {max_epochs: 5}")
     built = cli.build(["-c", "tiny.yaml", "-c", "more.yaml"])
-    assert built.trainer.max_epochs == 2
+    assert built.trainer.max_epochs == 5
     assert built.folder == Path("runs/more/1")
 
 
 def test_environment_variables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """PL #7887, #18874, #18876: PL_TRAINER_* looked supported and was ignored; it is not promised here, and stays so."""
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_EPOCHS", "7")
-    assert cli.build(["--config", "tiny.yaml"]).trainer.max_epochs == 1
+    assert cli.build(["--config", "tiny.yaml"]).trainer.max_epochs == 2
