@@ -109,8 +109,8 @@ def and_causal(mask: Bool[Tensor, "..."] | None, q: Tensor, k: Tensor) -> Bool[T
 
 def silence(mask: Bool[Tensor, "*m #q #k"] | None, *xs: Float[Tensor, "b kv_heads k ..."]) -> tuple[Tensor, ...]:
     """Keys, values: zero where no query of their heads may attend, since a weight of 0 times NaN would be NaN."""
-    if mask is None or (asking_is_free(mask) and all(bool(x.detach().sum().isfinite()) for x in xs)):
-        return xs  # a weight of 0 times anything finite is 0; a sum costs a tenth of a copy
+    if mask is None or (asking_is_free(mask) and all(abs(x.detach().sum().item()) < 1e18 for x in xs)):
+        return xs  # all finite, and no garbage whose score overflows: a sum costs a third of a copy
     live = any_along(mask, -2)
     if live.ndim == 3 and live.shape[1] > 1:
         live = any_along(live.unflatten(1, (xs[0].shape[1], -1)), 2)
@@ -251,13 +251,14 @@ class Attention(nn.Module):
             ValueError: tokens or memory of another width, a memory missing or in excess, coordinates missing, or as `attend`.
         """
         q, k, v, bias = self.project(x, memory, at, memory_at)
+        k_at = at if memory is None else memory_at
         dropout = self.dropout if self.training else 0.0
-        if self.position is not None and "value" in self.position.hooks:
+        if self.position is not None and at is not None and k_at is not None and "value" in self.position.hooks:
             # What the position adds to the output depends on the weights: they must be at hand.
             weights = weigh(q, k, bias=bias, mask=mask, causal=causal, scale=self.scale)
             weights = F.dropout(weights, dropout, training=self.training)
             (v,) = silence(and_causal(mask, q, k) if causal else mask, v)
-            y = weights @ repeat_heads(v, self.heads) + self.position.value(weights, at, at if memory is None else memory_at)
+            y = weights @ repeat_heads(v, self.heads) + self.position.value(weights, at, k_at)
         else:
             y = attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=self.scale, dropout=dropout)
         return self.out(rearrange(y, "b h n e -> b n (h e)"))
