@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Int
-from lightning import LightningModule
 from torch import Tensor
 
 
-def confusion(task: LightningModule) -> Int[Tensor, "k k"] | None:
+def confusion(task: Any) -> Int[Tensor, "k k"] | None:
     """What a test has counted; rows are true classes."""
     counts = getattr(task, "test_confusion", None)
     return counts.cpu().long() if counts is not None and counts.sum() > 0 else None
@@ -21,7 +20,7 @@ class ClassRow(NamedTuple):
     """What became of the pictures of one class."""
 
     name: str
-    count: int
+    pictures: int
     right: int
     precision: float  # share of the pictures called so that are so; nan when none was
     taken_for: str  # the class it was most often mistaken for, or an empty string

@@ -19,7 +19,7 @@ from vision.callbacks.confusion import class_rows, wilson
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 # Class names may hold a $, or letters that matplotlib's own font has not
 WIDER = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "Microsoft YaHei", "Noto Sans Devanagari", "Noto Sans Arabic")
-PLAIN = {"parse_math": False, "fontfamily": ["DejaVu Sans", *(set(WIDER) & set(fontManager.get_font_names()))]}
+PLAIN: dict[str, Any] = {"parse_math": False, "fontfamily": ["DejaVu Sans", *(set(WIDER) & set(fontManager.get_font_names()))]}
 
 Points = Sequence[tuple[int, float]]  # step and value
 History = Mapping[str, Points]
@@ -79,8 +79,8 @@ def loss_series(history: History) -> list[tuple[str, Points, dict[str, Any]]]:
     """The losses there are, in the order of drawing: label, points and style."""
     single = history.get("train/loss_step") or history.get("train/loss") or []
     mean = history.get("train/loss_epoch") or (windows(single) if len(single) > 100 else [])
-    faint = {"alpha": 0.3, "linewidth": 1.0} if mean else {"linewidth": 2.0}
-    series = [
+    faint: dict[str, Any] = {"alpha": 0.3, "linewidth": 1.0} if mean else {"linewidth": 2.0}
+    series: list[tuple[str, Points, dict[str, Any]]] = [
         ("train, single batches" if mean else "train", single, faint | {"color": BLUE}),
         ("train", mean, {"color": BLUE, "linewidth": 2.0}),
         ("validation", history.get("val/loss", []), {"color": VERMILLION, "linewidth": 2.0}),
@@ -134,17 +134,17 @@ def confusion_matrix(counts: Int[Tensor, "k k"], classes: Sequence[str]) -> Figu
 
 def per_class(counts: Int[Tensor, "k k"], classes: Sequence[str], most: int = 40) -> Figure:
     """Share of each class that was named right, with 95% intervals, worst first; of more than `most` classes the worst ones."""
-    rows = sorted((row for row in class_rows(counts, classes) if row.count), key=lambda row: row.right / row.count)[:most]
+    rows = sorted((row for row in class_rows(counts, classes) if row.pictures), key=lambda row: row.right / row.pictures)[:most]
     figure = Figure(figsize=(7.2, 1.1 + 0.27 * len(rows)), layout="constrained")
     axis = figure.subplots()
-    shares = np.array([row.right / row.count for row in rows])
-    intervals = np.array([wilson(row.right / row.count, row.count) for row in rows])
+    shares = np.array([row.right / row.pictures for row in rows])
+    intervals = np.array([wilson(row.right / row.pictures, row.pictures) for row in rows])
     spread = np.abs(intervals.T - shares)
     axis.barh(range(len(rows)), shares, color=BLUE, height=0.62)
     axis.errorbar(shares, range(len(rows)), xerr=spread, fmt="none", ecolor="black", elinewidth=1.1, capsize=2.5)
     axis.set_yticks(range(len(rows)), labels([row.name for row in rows]), **PLAIN)
     for place, row in enumerate(rows):
-        text = f"{row.right / row.count:.1%}  ({row.right:,} of {row.count:,})"
+        text = f"{row.right / row.pictures:.1%}  ({row.right:,} of {row.pictures:,})"
         axis.text(1.02, place, text, va="center", fontsize=9, transform=axis.get_yaxis_transform())
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlim(0, 1)

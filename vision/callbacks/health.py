@@ -104,7 +104,9 @@ class TrainingHealth(Callback):
         if self.skipped:
             rank_zero_warn(f"{self.skipped} of {trainer.global_step} steps were skipped: their loss or gradient was not finite")
 
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self.shape = shape_of(batch)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start

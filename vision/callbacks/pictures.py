@@ -24,9 +24,10 @@ from torch import Tensor
 
 from vision.callbacks import figures, machine, report
 from vision.callbacks.confusion import class_rows, confusion, wilson
-from vision.callbacks.run import best, classify_command, clock, resume_command, shown, test_command, watched
+from vision.callbacks.run import best, classify_command, clock, resume_command, shown, test_command, watched, writes
 
 DPI = 110
+TESTED = ("confusion_matrix", "per_class", "mistakes")  # the figures of a test
 ROWS = 100  # classes in the report's table, the worst ones when there are more
 
 
@@ -60,25 +61,21 @@ class Pictures(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not writes(trainer):
             return
-        self.trained += [
-            (
-                "trained for",
-                f"{trainer.global_step:,} steps, {trainer.current_epoch:,} epochs, {clock(time.time() - self.started)}",
-            )
-        ]
-        history, metric = read_history(trainer), watched(trainer, pl_module)
-        if history.keys() & {"train/loss", "train/loss_step", "train/loss_epoch", "val/loss", "train/lr", metric}:
-            self.draw(trainer, "learning_curves", lambda: figures.learning_curves(history, metric))
+        length = f"{trainer.global_step:,} steps, {trainer.current_epoch:,} epochs, {clock(time.time() - self.started)}"
+        self.trained.append(("trained for", length))
+        self.draw(trainer, "learning_curves", learning_curves, trainer, watched(trainer, pl_module))
         self.draw_own(trainer, pl_module)
         self.write(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.mistakes.found.clear()
+        self.drawn = {name: path for name, path in self.drawn.items() if name not in TESTED}
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if writes(trainer) and isinstance(outputs, dict) and {"probabilities", "labels"} <= outputs.keys():
+        told = isinstance(outputs, dict) and {"probabilities", "labels"} <= outputs.keys() and isinstance(batch, (tuple, list))
+        if told and writes(trainer):
             self.mistakes.add(batch[0], outputs["probabilities"], outputs["labels"])
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,15 +83,16 @@ class Pictures(Callback):
             return
         counts = confusion(pl_module)
         if counts is not None:
-            classes = pl_module.classes
-            self.draw(trainer, "confusion_matrix", lambda: figures.confusion_matrix(counts, classes))
-            self.draw(trainer, "per_class", lambda: figures.per_class(counts, classes))
+            task: Any = pl_module
+            classes = task.classes
+            self.draw(trainer, "confusion_matrix", figures.confusion_matrix, counts, classes)
+            self.draw(trainer, "per_class", figures.per_class, counts, classes)
             if self.mistakes.found:
-                self.draw(trainer, "mistakes", lambda: figures.mistakes(self.mistakes.named(classes, pl_module.preprocessing)))
+                self.draw(trainer, "mistakes", lambda: figures.mistakes(self.mistakes.named(classes, task.preprocessing)))
         self.draw_own(trainer, pl_module)
         self.write(trainer, pl_module)
 
-    def draw_own(self, trainer: Trainer, task: LightningModule) -> None:
+    def draw_own(self, trainer: Trainer, task: Any) -> None:
         """The figures that the task itself knows of."""
         if not hasattr(task, "figures"):
             return
@@ -103,16 +101,20 @@ class Pictures(Callback):
         except Exception as error:
             rank_zero_warn(f"the figures of {type(task).__name__} were not drawn: {reason(error)}")
             return
-        for name, figure in own.items():
-            self.draw(trainer, name, lambda figure=figure: figure)
+        for name in own:
+            self.draw(trainer, name, own.__getitem__, name)
 
-    def draw(self, trainer: Trainer, name: str, make: Callable[[], Figure]) -> None:
+    def draw(self, trainer: Trainer, name: str, make: Callable[..., Figure | None], *inputs: Any) -> None:
+        """Draws what `make` makes of the inputs, if anything."""
         path = Path(trainer.default_root_dir) / "figures" / f"{name}.png"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Glyph .* missing")  # the report has the name in letters
-                make().savefig(path, dpi=DPI)
+                figure = make(*inputs)
+                if figure is None:
+                    return
+                path.parent.mkdir(parents=True, exist_ok=True)
+                figure.savefig(path, dpi=DPI)
         except Exception as error:
             rank_zero_warn(f"{shown(path)} was not drawn: {reason(error)}")
             return
@@ -120,7 +122,7 @@ class Pictures(Callback):
 
     # The report
 
-    def write(self, trainer: Trainer, task: LightningModule) -> None:
+    def write(self, trainer: Trainer, task: Any) -> None:
         path = Path(trainer.default_root_dir) / "report.html"
         temporary = path.with_name(".report.html.tmp")
         try:
@@ -129,7 +131,7 @@ class Pictures(Callback):
         except Exception as error:
             rank_zero_warn(f"{shown(path)} was not written: {reason(error)}")
 
-    def sections(self, trainer: Trainer, task: LightningModule) -> Iterable[str]:
+    def sections(self, trainer: Trainer, task: Any) -> Iterable[str]:
         counts = confusion(task) if trainer.state.fn == "test" else None
         yield report.heading(f"{type(task).__name__}: {shown(trainer.default_root_dir)}", *result(trainer, counts))
         yield report.section("Model and data", report.facts([*self.trained, *best_of(trainer), *self.model(trainer, task)]))
@@ -140,7 +142,7 @@ class Pictures(Callback):
                 "Classes", self.picture("per_class", "share named right of each class"), class_table(counts, task)
             )
             yield report.section("Mistakes made with the greatest confidence", self.picture("mistakes", "wrongly named pictures"))
-        for name in self.drawn.keys() - {"learning_curves", "confusion_matrix", "per_class", "mistakes"}:
+        for name in [name for name in self.drawn if name not in ("learning_curves", *TESTED)]:
             yield report.section(name.replace("_", " ").capitalize(), self.picture(name, name))
         yield report.section("Next", next_commands(trainer, task))
         yield report.section("Where it ran", report.facts(origin(trainer)), config_text(trainer))
@@ -148,17 +150,18 @@ class Pictures(Callback):
     def picture(self, name: str, description: str) -> str:
         return report.picture(self.drawn[name], description) if name in self.drawn else ""
 
-    def model(self, trainer: Trainer, task: LightningModule) -> Iterable[tuple[str, object]]:
+    def model(self, trainer: Trainer, task: Any) -> Iterable[tuple[str, object]]:
         card = task.card() if hasattr(task, "card") else {}
         spec = card.get("model", {})
         yield "model", written(spec) if spec else type(getattr(task, "model", task)).__name__
         yield "parameters", f"{sum(p.numel() for p in task.parameters()):,}"
         options = {name: value for name, value in task.hparams.items() if name != "model" and not name.startswith("_")}
         yield "task's options", ", ".join(f"{name}={value}" for name, value in options.items())
-        if trainer.datamodule is not None:
-            batch = getattr(trainer.datamodule, "batch_size", None)
+        data = getattr(trainer, "datamodule", None)
+        if data is not None:
+            batch = getattr(data, "batch_size", None)
             each = " in each process" if trainer.world_size > 1 else ""
-            yield "data", type(trainer.datamodule).__name__ + (f", batches of {batch}{each}" if batch else "")
+            yield "data", type(data).__name__ + (f", batches of {batch}{each}" if batch else "")
         classes = getattr(task, "classes", [])
         yield "classes", f"{len(classes):,}: {', '.join(classes[:20])}{', …' if len(classes) > 20 else ''}" if classes else ""
 
@@ -200,13 +203,14 @@ class Mistakes:
         ]
 
 
-def writes(trainer: Trainer) -> bool:
-    """Whether this process writes files."""
-    return trainer.is_global_zero and not trainer.fast_dev_run
-
-
 def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def learning_curves(trainer: Trainer, metric: str) -> Figure | None:
+    history = read_history(trainer)
+    wanted = {"train/loss", "train/loss_step", "train/loss_epoch", "val/loss", "train/lr", metric}
+    return figures.learning_curves(history, metric) if history.keys() & wanted else None
 
 
 def read_history(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
@@ -252,16 +256,16 @@ def best_of(trainer: Trainer) -> list[tuple[str, object]]:
     return [(f"best {found.metric.replace('/', ' ')}", f"{found.value:.4f}, in {shown(found.path)}")] if found else []
 
 
-def class_table(counts: Int[Tensor, "k k"], task: LightningModule) -> str:
+def class_table(counts: Int[Tensor, "k k"], task: Any) -> str:
     rows = class_rows(counts, task.classes)
     cut = len(rows) > ROWS
     if cut:
-        rows = sorted((row for row in rows if row.count), key=lambda row: row.right / row.count)[:ROWS]
+        rows = sorted((row for row in rows if row.pictures), key=lambda row: row.right / row.pictures)[:ROWS]
     cells = [
         (
             row.name,
-            f"{row.count:,}",
-            f"{row.right / row.count:.1%}" if row.count else "–",
+            f"{row.pictures:,}",
+            f"{row.right / row.pictures:.1%}" if row.pictures else "–",
             f"{row.precision:.1%}" if row.precision == row.precision else "–",
             f"{row.taken_for} ({row.taken:,})" if row.taken else "–",
         )
@@ -271,7 +275,7 @@ def class_table(counts: Int[Tensor, "k k"], task: LightningModule) -> str:
     return (report.text(f"The {ROWS} worst of {len(task.classes):,} classes.") if cut else "") + table
 
 
-def next_commands(trainer: Trainer, task: LightningModule) -> str:
+def next_commands(trainer: Trainer, task: Any) -> str:
     """What to type next, each with its purpose."""
     longer = resume_command(trainer)
     if longer and trainer.max_epochs and trainer.max_epochs > 0:

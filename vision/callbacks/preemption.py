@@ -13,7 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vision.callbacks.run import last_checkpoint, resume_command, shown
+from vision.callbacks.run import is_dry, last_checkpoint, resume_command, shown
 from vision.errors import UserError
 
 
@@ -37,7 +37,7 @@ class Preemption(Callback):
         self.listening = False
         self.pending = False  # a signal was there before this epoch
         self.step = 0
-        self.common = 0  # evaluation batches that all processes have; more would leave some waiting
+        self.common: int | float = 0  # evaluation batches that all processes have; more would leave some waiting
         self.batch = 0
         self.validating = False
 
@@ -96,7 +96,9 @@ class Preemption(Callback):
         if self.pending:  # no batch was fit to stop at; otherwise leave the epoch's best checkpoint the time to be written
             self.stop(trainer)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self.batch += 1
         if self.batch <= self.common and not trainer.sanity_checking and self.any_received(trainer):
             self.stop(trainer)
@@ -110,7 +112,7 @@ class Preemption(Callback):
         text = f"stopped by {signal.Signals(self.received).name if self.received else 'a signal to another process'}"
         if trainer.state.fn == TrainerFn.FITTING:
             text += f" at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
-            if not trainer.fast_dev_run:
+            if not is_dry(trainer):
                 text += f"; saved {shown(self.save(trainer))}"
                 command = resume_command(trainer)
                 text += f"; go on with: {command}" if command else ""

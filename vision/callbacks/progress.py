@@ -144,7 +144,7 @@ class Progress(ProgressBar):
             self.draw(f"{epoch_of(trainer)} val  ", batch_idx + 1, batches, self.training_words(trainer, running))
         else:
             speed = self.pictures / (time.monotonic() - self.started)
-            self.draw(str(trainer.state.fn.value), batch_idx + 1, batches, f"{speed:,.0f} pictures/s")
+            self.draw(getattr(trainer.state.fn, "value", ""), batch_idx + 1, batches, f"{speed:,.0f} pictures/s")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -163,7 +163,7 @@ class Progress(ProgressBar):
     def end_evaluation(self, trainer: Trainer) -> None:
         self.stop()
         seconds = time.monotonic() - self.started
-        name = str(trainer.state.fn.value)
+        name = getattr(trainer.state.fn, "value", "")
         self.print(f"{name}: {self.pictures:,} pictures in {clock(seconds)} ({self.pictures / seconds:,.0f} pictures/s)")
 
     # The bar
@@ -177,7 +177,7 @@ class Progress(ProgressBar):
         """Draws without a thread of its own, so that nothing is drawn while worker processes are forked."""
         if self.console and self.console.width < 100:
             text = text.replace(" pictures/s", "/s")
-        fields = {
+        fields: dict[str, Any] = {
             "description": description,
             "completed": done,
             "total": int(total) if math.isfinite(total) else None,

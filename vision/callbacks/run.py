@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 WEIGHTS = "model.safetensors"
@@ -46,10 +46,20 @@ def last_checkpoint(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
 
 
-def watched(trainer: Trainer, task: LightningModule) -> str:
+def watched(trainer: Trainer, task: Any) -> str:
     """The metric by which this run is judged: that of the best checkpoint, or of the task, or the validation loss."""
     named = [callback.monitor for callback in checkpoints(trainer) if callback.monitor]
     return named[0] if named else getattr(task, "monitor", ("val/loss", "min"))[0]
+
+
+def is_dry(trainer: Trainer) -> bool:
+    """Whether this is a fast_dev_run, which leaves nothing behind."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+
+def writes(trainer: Trainer) -> bool:
+    """Whether this process writes files and prints."""
+    return trainer.is_global_zero and not is_dry(trainer)
 
 
 def shown(path: str | Path) -> str:
@@ -73,7 +83,7 @@ def with_checkpoint(command: str, path: Path, trainer: Trainer) -> str | None:
     return f"vision {command} --ckpt_path {shlex.quote(shown(path))}" if has_config and path.is_file() else None
 
 
-def classify_command(trainer: Trainer, task: LightningModule) -> str | None:
+def classify_command(trainer: Trainer, task: Any) -> str | None:
     """How to use what was trained or tested: with the deployable file, or a checkpoint that holds as much."""
     found = best(trainer)
     files = [Path(trainer.default_root_dir) / WEIGHTS, *([found.path] if found else []), Path(trainer.ckpt_path or "")]

@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from safetensors.torch import save
 
 from vision.callbacks.confusion import class_rows, confusion, wilson
-from vision.callbacks.run import WEIGHTS, best, classify_command, shown
+from vision.callbacks.run import WEIGHTS, best, classify_command, shown, writes
 
 CLASSES = 20  # more are not listed
 
@@ -29,19 +29,19 @@ class Summary(Callback):
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and not trainer.fast_dev_run and hasattr(pl_module, "card"):
+        if writes(trainer) and hasattr(pl_module, "card"):
             export(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The last hook of a stage that went well: all files are there."""
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not writes(trainer):
             return
         lines = {"fit": after_fit, "test": after_test}.get(stage)
         for line in lines(trainer, pl_module) if lines else ():
             print(line, flush=True)
 
 
-def after_fit(trainer: Trainer, task: LightningModule) -> Iterable[str]:
+def after_fit(trainer: Trainer, task: Any) -> Iterable[str]:
     found = best(trainer)
     if found:
         yield f"best {found.metric.replace('/', ' ')} {found.value:.4f} in {shown(found.path)}"
@@ -50,7 +50,7 @@ def after_fit(trainer: Trainer, task: LightningModule) -> Iterable[str]:
         yield f"weights to use elsewhere in {shown(weights)}"
 
 
-def after_test(trainer: Trainer, task: LightningModule) -> Iterable[str]:
+def after_test(trainer: Trainer, task: Any) -> Iterable[str]:
     counts = confusion(task)
     if counts is None:
         yield from (
@@ -65,13 +65,13 @@ def after_test(trainer: Trainer, task: LightningModule) -> Iterable[str]:
             width = max(5, *(cell_len(row.name) for row in rows))
             yield f"  {'class':<{width}}  {'pictures':>8}  {'right':>6}  most often taken for"
             for row in rows:
-                share = f"{row.right / row.count:.3f}" if row.count else "-"
+                share = f"{row.right / row.pictures:.3f}" if row.pictures else "-"
                 taken = f"{row.taken_for} ({row.taken:,})" if row.taken else "-"
-                yield f"  {set_cell_size(row.name, width)}  {row.count:>8,}  {share:>6}  {taken}"
+                yield f"  {set_cell_size(row.name, width)}  {row.pictures:>8,}  {share:>6}  {taken}"
     yield from where(trainer, task)
 
 
-def where(trainer: Trainer, task: LightningModule) -> Iterable[str]:
+def where(trainer: Trainer, task: Any) -> Iterable[str]:
     """Files and the next command, those that there are."""
     found, report = best(trainer), Path(trainer.default_root_dir) / "report.html"
     checkpoint = trainer.ckpt_path or (found.path if found else None)
@@ -83,7 +83,7 @@ def where(trainer: Trainer, task: LightningModule) -> Iterable[str]:
     return (f"{name + ':':<12}{value}" for name, value in named.items() if value)
 
 
-def export(trainer: Trainer, task: LightningModule) -> None:
+def export(trainer: Trainer, task: Any) -> None:
     """Writes the deployable file, whole or not at all."""
     path = Path(trainer.default_root_dir) / WEIGHTS
     temporary = path.with_name(f".{WEIGHTS}.tmp")
@@ -99,7 +99,7 @@ def export(trainer: Trainer, task: LightningModule) -> None:
         rank_zero_warn(f"{shown(path)} was not written: {error.strerror or error}; the checkpoints hold the same weights")
 
 
-def deployable(trainer: Trainer, task: LightningModule) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def deployable(trainer: Trainer, task: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and card of the best checkpoint, or of the model as it is."""
     found = best(trainer)
     if found is None:

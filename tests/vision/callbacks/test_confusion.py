@@ -35,7 +35,7 @@ def test_rows_agree_with_torchmetrics():
     rows = class_rows(counts, ["a", "b", "c", "d"])
     recall = multiclass_recall(said, true, 4, average=None)
     precision = multiclass_precision(said, true, 4, average=None)
-    assert [row.right / row.count for row in rows] == pytest.approx(recall.tolist())
+    assert [row.right / row.pictures for row in rows] == pytest.approx(recall.tolist())
     assert [row.precision for row in rows] == pytest.approx(precision.tolist())
 
 
@@ -43,7 +43,7 @@ def test_rows_name_the_class_most_often_confused_and_survive_empty_ones():
     counts = torch.tensor([[5, 1, 3], [0, 0, 0], [0, 0, 4]])
     first, empty, last = class_rows(counts, ["cat", "dog", "hen"])
     assert (first.taken_for, first.taken) == ("hen", 3)
-    assert (empty.count, empty.right, empty.taken_for) == (0, 0, "")
+    assert (empty.pictures, empty.right, empty.taken_for) == (0, 0, "")
     assert empty.precision == 0
     assert (last.taken_for, last.taken, last.right) == ("", 0, 4)
     assert math.isnan(class_rows(torch.tensor([[1, 0], [1, 0]]), ["a", "b"])[1].precision)
