@@ -126,7 +126,7 @@ class Preemption(Callback):
         before = path.stat().st_mtime_ns if path.exists() else 0
         self.validating = trainer.validating
         try:
-            trainer.save_checkpoint(path)
+            trainer.save_checkpoint(path, weights_only=False)
         except OSError as error:
             raise UserError(
                 f"cannot write {path}: {error.strerror or error}; free some space or change the folder's rights"

@@ -197,7 +197,7 @@ def test_a_refused_write_is_told(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^cannot write .*last\.ckpt: "):
         run(Diary("train 0.0"))
     (tmp_path / "checkpoints").unlink()
-    monkeypatch.setattr("lightning.Trainer.save_checkpoint", lambda *_: None)  # as Lightning does without permission
+    monkeypatch.setattr("lightning.Trainer.save_checkpoint", lambda *_, **__: None)  # as Lightning does without permission
     with pytest.raises(UserError, match=r"^cannot write .*last\.ckpt: no permission; change the folder's rights$"):
         run(Diary("train 0.0"))
 
