@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from torch import nn
 
@@ -80,10 +83,27 @@ def published(name: str) -> nn.Module:
 
     if not timm.is_model_pretrained(name):
         raise UserError(f"timm publishes no weights for {name}; pass a file as weights=")
+    check_network(name)
     try:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever the hub's client raises
         raise UserError(
             f"timm's weights of {name} could not be downloaded ({type(error).__name__}); "
             "check the network, or download the file elsewhere and pass it as weights="
+        ) from error
+
+
+def check_network(name: str) -> None:
+    """Raises: UserError: the hub's host is unknown here; its client would find that out after a minute of retries."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
+        return  # from the cache, or by a proxy that knows more hosts than we do
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise UserError(
+            f"timm's weights of {name} need a network, and {host} is not found; download the file elsewhere and pass it as "
+            "weights=, or set HF_HUB_OFFLINE=1 if it is in the hub's cache"
         ) from error

@@ -102,7 +102,8 @@ def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
             return "own names", Converted(state)
         found = found or layout
     if found is not None:
-        raise UserError(f"{weights.name} holds a {found.family} ({found.name}), the model is a {name}; use a matching pair")
+        fix = "it cannot be converted" if found.family == name else f"the model is a {name}; use a matching pair"
+        raise UserError(f"{weights.name} holds a {found.family} ({found.name}), {fix}")
     raise UserError(
         f"{weights.name} fits no layout known for {name} (its names: {some(list(weights.state), 3)}); "
         f"known are {', '.join(sorted({x.name for x in LAYOUTS if x.family == family})) or 'the names of the model itself'}"

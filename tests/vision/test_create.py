@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+import timm
+import torch
+
+import vision
+import vision.create
+from vision.errors import UserError
+
+
+def test_every_vit_of_the_list_builds_small_too():
+    for name in [name for name in vision.list_models() if name.startswith(("vit", "deit"))]:
+        assert vision.create_model(name, num_classes=7, in_chans=1, depth=1, dim=12, heads=3).num_classes == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vit_tiny_patch16", r"there is no model 'vit_tiny_patch16'; did you mean vit_tiny_patch16_224\?"),
+        ("alexnet", r"there is no model 'alexnet'; vision.list_models\(\) lists the names"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_one(name, message):
+    with pytest.raises(UserError, match=message):
+        vision.create_model(name)
+
+
+def test_an_unknown_option_gets_the_nearest_one():
+    with pytest.raises(UserError, match=r"ViT has no option drop_path; did you mean drop_path_rate\?"):
+        vision.create_model("vit_tiny_patch16_224", drop_path=0.1)
+    with pytest.raises(UserError, match=r"ViT has no option zzz; it has img_size, patch_size, in_chans"):
+        vision.create_model("vit_tiny_patch16_224", zzz=1)
+
+
+def test_options_go_to_the_model():
+    model = vision.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, global_pool="avg", drop_path_rate=0.1)
+    assert (model.position.site.extent, len(model.blocks), model.global_pool) == ((4, 4), 1, "avg")
+
+
+def test_out_indices_without_features_only_is_not_ignored():
+    with pytest.raises(UserError, match=r"out_indices=\[1\] chooses feature maps; add features_only=True"):
+        vision.create_model("vit_tiny_patch16_224", out_indices=[1])
+
+
+def test_weights_are_adapted_and_the_report_is_kept(tmp_path, caplog):
+    small = {"img_size": 64, "depth": 1}
+    torch.save(timm.create_model("vit_tiny_patch16_224", **small).state_dict(), tmp_path / "timm.pth")
+    with caplog.at_level(logging.INFO, logger="vision"):
+        model = vision.create_model("vit_tiny_patch16_224", num_classes=10, in_chans=1, weights=tmp_path / "timm.pth", **small)
+    assert model.weights_report.adapted == ["classes 1000 -> 10: the head starts anew", "channels 3 -> 1: summed"]
+    assert "classes 1000 -> 10" in caplog.text
+
+
+def test_timm_1637_img_size_and_weights_together(tmp_path):
+    torch.save(timm.create_model("vit_tiny_patch16_224", depth=1).state_dict(), tmp_path / "timm.pth")
+    model = vision.create_model("vit_tiny_patch16_224", depth=1, img_size=384, weights=tmp_path / "timm.pth")
+    assert model.weights_report.adapted == ["positions 14x14 -> 24x24: bicubic, antialiased (timm's rule)"]
+
+
+def test_timms_weights_are_downloaded_by_timm(monkeypatch):
+    made = timm.create_model("vit_tiny_patch16_224")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    asked = []
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: asked.append((args, options)) or made)
+    model = vision.create_model("vit_tiny_patch16_224", weights="timm")
+    assert asked == [(("vit_tiny_patch16_224",), {"pretrained": True})]
+    assert torch.equal(model.norm.weight, made.norm.weight)
+
+
+def test_without_a_network_there_is_one_clear_line_at_once(monkeypatch):
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(vision.create, "getproxies", dict)
+    with pytest.raises(UserError, match=r"timm's weights of vit_tiny_patch16_224 need a network, and \S+ is not found; download"):
+        vision.create_model("vit_tiny_patch16_224", weights="timm")
+
+
+def test_a_download_that_fails_is_one_clear_line(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionError("nobody there\nat all")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    monkeypatch.setattr(timm, "create_model", refuse)
+    with pytest.raises(UserError) as caught:
+        vision.create_model("vit_tiny_patch16_224", weights="timm")
+    assert "vit_tiny_patch16_224 could not be downloaded (ConnectionError); check the network" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_size_that_timm_has_no_weights_for(monkeypatch):
+    monkeypatch.setattr(timm, "is_model_pretrained", lambda name: False)
+    with pytest.raises(UserError, match="timm publishes no weights for vit_tiny_patch16_224; pass a file as weights="):
+        vision.create_model("vit_tiny_patch16_224", weights="timm")
