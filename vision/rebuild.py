@@ -164,7 +164,7 @@ def resolve(path: str, allow: Collection[str] = ()) -> Callable[..., Any]:
             f"{path!r} is neither a torch.nn.Module nor a function that makes one; such things are not built from a file"
         )
     home = target.__module__
-    is_public = not any(part.startswith("_") for part in home.split(".")) or is_timm_builder(target)
+    is_public = not is_module or not any(part.startswith("_") for part in home.split("."))
     if not allowed and not (within(home, TRUSTED) and is_public):
         raise UserError(f"{path!r} leads to {home}, which a file may not use; allow it by name if you trust it")
     return target
