@@ -249,9 +249,8 @@ def test_layer_scale_is_timms(within, perturbed):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("order", ["pre", "post", "residual_post"])
-def test_block_compiles_whole(within, perturbed, order):
-    layer = perturbed(block(order, layer_scale=0.1, drop_path=0.2, dropout=0.1)).eval()
+def test_block_compiles_whole(within, perturbed):
+    layer = perturbed(block("pre", layer_scale=0.1, drop_path=0.2, dropout=0.1)).eval()
     x, mask = torch.randn(2, 5, DIM), padding(torch.tensor([3, 5]), 5)
     torch._dynamo.reset()
     fast = torch.compile(layer, fullgraph=True, backend="eager")
