@@ -1,4 +1,5 @@
-"""Where a position is used (`Site`), what every kind answers to (`Position`), and several kinds at once (`Combined`)."""
+"""Where a position is used (`Site`), what every kind answers to (`Position`), several kinds at once (`Combined`), and one
+for many layers (`Shared`)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core.coordinates import Places, place
+from core.coordinates import Places, by_axis, place
 
 HOOKS = ("embed", "rotate", "bias", "value")
 
@@ -32,6 +33,10 @@ class Site:
     extent: tuple[int, ...] = ()
     causal: bool = False
     prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.heads < 1 or self.prefix < 0 or any(size < 1 for size in self.extent):
+            raise ValueError(f"{self} has a size below 1 (prefix: below 0); use positive sizes")
 
     @property
     def head_dim(self) -> int:
@@ -102,6 +107,19 @@ def distances(queries: Places, keys: Places) -> Float[Tensor, "*b n m axes"]:
     return keys.at[..., None, :, :] - queries.at[..., :, None, :]
 
 
+def distances_by_axis(queries: Places, keys: Places) -> list[Float[Tensor, "..."]]:
+    """The same axis by axis, `*b n m`; to keys on a whole grid `n h 1` and `n 1 w`, to be broadcast."""
+    if per_row(queries, keys):
+        return list(distances(queries, keys).unbind(-1))
+    pairs = zip(queries.at.unbind(-1), by_axis(keys), strict=True)
+    return [k - q.view(-1, *[1] * k.ndim) for q, k in pairs]
+
+
+def per_row(queries: Places, keys: Places) -> bool:
+    """Rows of the batch have distances of their own."""
+    return queries.at.ndim == 3 or keys.at.ndim == 3
+
+
 def pad_prefix(bias: Float[Tensor, "*b h n m"], queries: Places, keys: Places) -> Float[Tensor, "*b h n2 m2"]:
     """Zero rows and columns for the tokens without a place."""
     return F.pad(bias, (keys.prefix, 0, queries.prefix, 0)) if queries.prefix or keys.prefix else bias
@@ -146,6 +164,34 @@ class Combined(Position):
         return add_up([part.value(weights, q_at, k_at) for part in self.parts if "value" in part.hooks])
 
 
+class Shared(Position):
+    """A position that belongs to somebody else: for the layers of a host that has one for all of them.
+
+    It holds no parameters. As a plain submodule of every layer the one position would be in the state dict once a layer,
+    which deployable files refuse.
+    """
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(position.site)
+        self._held = (position,)  # a tuple is not registered
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self._held[0].hooks
+
+    def embed(self, x: Float[Tensor, "b n d"], at: Tensor) -> Float[Tensor, "b n d"]:
+        return self._held[0].embed(x, at)
+
+    def rotate(self, x: Float[Tensor, "b h n e"], at: Tensor) -> Float[Tensor, "b h n e"]:
+        return self._held[0].rotate(x, at)
+
+    def bias(self, q: Float[Tensor, "b h n e"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "*b h n m"] | None:
+        return self._held[0].bias(q, q_at, k_at)
+
+    def value(self, weights: Float[Tensor, "b h n m"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n e"]:
+        return self._held[0].value(weights, q_at, k_at)
+
+
 def add_up(terms: list[Tensor]) -> Tensor:
     total = terms[0]
     for term in terms[1:]:
@@ -174,7 +220,8 @@ def refuse_double(*positions: Position | None) -> None:
     Raises:
         ValueError: one position embeds the tokens, another one works in the attention.
     """
-    kinds: dict[int, Position] = {id(p): p for p in positions if p is not None}
+    owners = [p._held[0] if isinstance(p, Shared) else p for p in positions if p is not None]
+    kinds = {id(p): p for p in owners}
     absolute = [p for p in kinds.values() if "embed" in p.hooks]
     relative = [p for p in kinds.values() if p.hooks - {"embed"}]
     for first in absolute:

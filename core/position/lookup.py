@@ -9,14 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def look_up(table: Float[Tensor, "heads cells"], index: Int[Tensor, "*b n m"]) -> Float[Tensor, "*b heads n m"]:
-    """Entries of each head. Rows first: choosing columns of a small table is 5-10x faster than rows, then a transpose."""
-    return heads_first(table.contiguous().index_select(1, index.flatten()).view(-1, *index.shape))
-
-
-def heads_first(x: Float[Tensor, "heads *b n m"]) -> Float[Tensor, "*b heads n m"]:
-    """The order of scores, where rows of the batch have tables of their own."""
-    return x.movedim(0, 1) if x.ndim == 4 else x
+def look_up(table: Float[Tensor, "heads cells"], index: Int[Tensor, "*any"]) -> Float[Tensor, "heads *any"]:
+    """Entries of each head: choosing columns of a small table is 5-10x faster than rows, then a transpose."""
+    return table.contiguous().index_select(1, index.flatten()).view(-1, *index.shape)
 
 
 def read(table: Float[Tensor, "d cells"], size: tuple[int, ...], at: Float[Tensor, "*p axes"]) -> Float[Tensor, "d *p"]:
@@ -27,7 +22,7 @@ def read(table: Float[Tensor, "d cells"], size: tuple[int, ...], at: Float[Tenso
     """
     low = at.detach().floor()
     share = at - low
-    total = table.new_zeros(())
+    table, total = table.contiguous(), table.new_zeros(())
     for corner in itertools.product((0, 1), repeat=len(size)):
         weight, index = torch.ones_like(share[..., 0]), torch.zeros_like(share[..., 0], dtype=torch.long)
         for axis, (step, cells) in enumerate(zip(corner, size, strict=True)):

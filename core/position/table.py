@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from core.coordinates import Places
 from core.position.base import Position, Site, distances, pad_prefix
-from core.position.lookup import heads_first, look_up, read, refuse_outside
+from core.position.lookup import look_up, read, refuse_outside
 
 
 class RelativeTable(Position):
@@ -76,7 +76,7 @@ class RelativeTable(Position):
             for axis, size in enumerate(self.site.extent):
                 rule = f"the distances that a relative table of {size} knows; use a larger extent, or Alibi or T5Bias"
                 refuse_outside(apart[..., axis], 1 - size, size - 1, rule)
-        return heads_first(read(self.table.T, table_size(self.site.extent), from_corner(apart, self.site.extent)))
+        return as_scores(read(self.table.T, table_size(self.site.extent), from_corner(apart, self.site.extent)))
 
     def pad(self, bias: Float[Tensor, "*b heads n m"], queries: Places, keys: Places) -> Float[Tensor, "*b heads n2 m2"]:
         """Rows and columns of the prefix tokens."""
@@ -128,7 +128,7 @@ class ContinuousBias(Position):
         elif self.site.axes == 1:
             numbers = self.along_line(queries, keys)
         else:
-            numbers = heads_first(self.evaluate(-distances(queries, keys)))
+            numbers = as_scores(self.evaluate(-distances(queries, keys)))
         return pad_prefix(numbers, queries, keys)
 
     def along_line(self, queries: Places, keys: Places) -> Float[Tensor, "*b heads n m"]:
@@ -138,7 +138,7 @@ class ContinuousBias(Position):
         rule = "the distances of that many places; use a larger extent"
         refuse_outside(apart, 1 - reach, reach - 1, rule)
         table = self.evaluate(all_distances((reach,), apart.device))
-        return heads_first(read(table, table_size((reach,)), from_corner(apart, (reach,))))
+        return as_scores(read(table, table_size((reach,)), from_corner(apart, (reach,))))
 
     def evaluate(self, apart: Float[Tensor, "*p axes"]) -> Float[Tensor, "heads *p"]:
         """The number of each distance (query minus key), in float32: in less, neighbouring distances are the same."""
@@ -148,6 +148,10 @@ class ContinuousBias(Position):
         with torch.autocast(apart.device.type, enabled=False):
             hidden = F.relu(F.linear(logs, self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)))
             return (16 * F.linear(hidden, self.out.weight.to(dtype)).sigmoid()).movedim(-1, 0)
+
+
+def as_scores(numbers: Float[Tensor, "heads *b n m"]) -> Float[Tensor, "*b heads n m"]:
+    return numbers.movedim(0, 1) if numbers.ndim == 4 else numbers
 
 
 def table_size(extent: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from core.position import (
     Position,
     RelativeTable,
     Rotary,
+    Shared,
     Shaw,
     Sinusoidal,
     Site,
@@ -329,8 +330,25 @@ def test_an_absolute_and_a_relative_kind_together_must_be_meant():
         refuse_double(*fine)
     both = Combined(site, kinds=[Learned, Alibi])
     refuse_double(both, both)
+    refuse_double(both, Shared(both))
     with pytest.raises(ValueError, match=r"Combined .* and Rotary .* both tell where"):
         refuse_double(both, Rotary(site))
+
+
+@pytest.mark.parametrize("site", [(0, 1), (4, 0), (4, 1, (3, 0)), (4, 1, (), False, -1)])
+def test_a_site_has_positive_sizes(site):
+    with pytest.raises(ValueError, match=r"Site\(dim=.* has a size below 1 \(prefix: below 0\); use positive sizes"):
+        Site(*site)
+
+
+@every
+def test_a_shared_position_works_and_is_not_owned(kind):
+    position, x = make(kind, (9,)), tokens(9)
+    shared = Shared(position)
+    assert shared.hooks == position.hooks
+    assert torch.equal(run(shared, x, x, line(9), line(9)), run(position, x, x, line(9), line(9)))
+    assert not list(shared.parameters())
+    assert not shared.state_dict()
 
 
 def parse(value):
@@ -413,6 +431,16 @@ def test_vit_of_any_size_with_any_kind(kind, options):
     torch.stack(outputs).square().sum().backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []  # DDP stops at parameters without a gradient
+
+
+@every
+def test_vit_holds_every_tensor_once(kind):
+    """Deployable files refuse tensors that share memory, and copies must stay shared."""
+    model = copy.deepcopy(vit(kind, **PREFIXES["class token and registers"]))
+    tensors = model.state_dict().values()
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    for block in model.blocks:
+        assert block.attention.position is None or block.attention.position._held[0] is model.position
 
 
 @every

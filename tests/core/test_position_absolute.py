@@ -18,7 +18,7 @@ LAYOUTS = ("interleaved", "halves", "sincos")
 
 def table(dim, at, **options):
     """What a sinusoidal position adds at `at`, in float64."""
-    extent = (0,) * at.shape[-1] if at.shape[-1] > 1 else ()
+    extent = (9,) * at.shape[-1] if at.shape[-1] > 1 else ()
     x = torch.zeros(1, math.prod(at.shape[:-1]), dim, dtype=torch.float64)
     return Sinusoidal(Site(dim, 1, extent), **options).embed(x, at)[0]
 
@@ -120,6 +120,21 @@ def test_learned_resizes_as_timm(size, prefix, within):
     within(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
     with torch.no_grad():
         within(embedded(position, grid(*size), prefix + math.prod(size)), theirs)
+
+
+def test_learned_without_rows_for_the_prefix_resizes_too(within):
+    """huggingface/pytorch-image-models #1365: tables without a class token were resized as if they had one."""
+    position = Learned(Site(8, 2, (4, 4), prefix=1), prefix=False)
+    theirs = resample_abs_pos_embed(position.table[None], [6, 5], [4, 4], num_prefix_tokens=0)
+    rows = embedded(position, grid(6, 5), 31)
+    assert not rows[:, 0].any()
+    within(rows[:, 1:], theirs)
+
+
+@pytest.mark.parametrize("side", range(1, 60))
+def test_transformers_32410_every_size_gets_all_its_rows(side):
+    """A resize by a scale factor rounds to one row too few or too many."""
+    assert Learned(Site(2, 1, (14, 14))).grid((side, 61 - side)).shape == (side * (61 - side), 2)
 
 
 @pytest.mark.parametrize("size", [(7, 1), (12, 1), (2, 1)])

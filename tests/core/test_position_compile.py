@@ -21,6 +21,7 @@ from core.position import (
     Site,
     T5Bias,
 )
+from vision.models.vit import ViT
 
 pytestmark = [pytest.mark.compile, pytest.mark.slow]
 
@@ -100,6 +101,19 @@ def test_gradients_are_those_of_plain_code_at_every_size(kind):
         plain = torch.autograd.grad(host(x, at).square().sum(), leaves)
         for a, b in zip(ours, plain, strict=True):
             assert (a - b).abs().max() <= 1e-4 * b.std()
+
+
+@pytest.mark.parametrize("kind", [Learned, KINDS["combined"]])
+def test_vit_takes_at_most_three_graphs_for_seven_sizes(kind):
+    model = ViT(32, 8, 3, 5, dim=32, depth=1, heads=2, position=kind).eval()
+    model(torch.randn(2, 3, 32, 32))  # einops looks for the tensors' library once: a guard would see it happen
+    counter = CompileCounter()
+    fast = torch.compile(model, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for h, w in SIZES:
+            x = torch.randn(2, 3, 8 * h, 8 * w)
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+    assert counter.frame_count <= 3
 
 
 @pytest.mark.parametrize("kind", [Learned, RelativeTable])

@@ -42,7 +42,7 @@ def shaw_by_loop(position, q, k, v, q_at, k_at):
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize(
     ("extent", "q_at", "k_at"),
-    [((), line(9), line(9)), ((), line(2, start=7), line(9)), ((), line(3), line(8)), ((0, 0), grid(3, 4), grid(3, 4))],
+    [((), line(9), line(9)), ((), line(2, start=7), line(9)), ((), line(3), line(8)), ((3, 4), grid(3, 4), grid(3, 4))],
 )
 @torch.no_grad()
 def test_shaw_is_the_paper(extent, q_at, k_at, value, perturbed):

@@ -6,6 +6,7 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat, build_rotary_pos_e
 
 from core.coordinates import grid, line
 from core.position import Rotary, Site
+from core.position.rotary import turn_as_complex, turn_neighbours
 
 LAYOUTS = ("interleaved", "half")
 
@@ -25,6 +26,22 @@ def test_pairs_turn_as_complex_numbers(base, start):
     turned = torch.view_as_complex(x.unflatten(-1, (8, 2)).contiguous()) * torch.polar(torch.ones_like(angles), angles)
     ours = rotary(16, base=base).rotate(x, line(7, start=start))
     assert (ours - torch.view_as_real(turned).flatten(-2)).abs().max() < 1e-6  # cosines are stored in float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", ["plain", "of one projection", "odd width", "odd start", "transposed"])
+def test_complex_products_are_the_plain_turn(layout, dtype):
+    x = {
+        "plain": torch.randn(2, 3, 5, 8),
+        "of one projection": torch.randn(2, 5, 3, 3, 8)[:, :, 1].transpose(1, 2),
+        "odd width": torch.randn(2, 3, 5, 9)[..., :8],
+        "odd start": torch.randn(2, 3, 5, 9)[..., 1:],
+        "transposed": torch.randn(2, 3, 8, 5).mT,
+    }[layout].to(dtype)
+    cos, sin = torch.randn(2, 5, 4)
+    plain = turn_neighbours(x, cos, sin)
+    assert plain.dtype == dtype
+    assert torch.allclose(turn_as_complex(x, cos, sin), plain, atol=1e-6)
 
 
 def test_halves_are_llamas(within):

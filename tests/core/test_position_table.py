@@ -62,6 +62,7 @@ def test_prefix_of_registers_and_at_decode():
 
 @pytest.mark.parametrize("size", [(5, 5), (9, 9), (3, 3), (1, 1)])
 def test_another_size_resizes_as_swin(size):
+    """microsoft/Swin-Transformer #117: the table of one window does not fit another."""
     ours = relative((7, 7))
     shape = ((2 * size[0] - 1) * (2 * size[1] - 1), 3)
     table = timm.layers.pos_embed_rel.resize_rel_pos_bias_table_simple(ours.table, size, shape)
@@ -176,6 +177,7 @@ def swin_v2_bias(theirs):
 @pytest.mark.parametrize("pretrained", [(), (6, 6), (1, 12)])
 @pytest.mark.parametrize("window", [(8, 8), (3, 5), (1, 1), (1, 4)])
 def test_continuous_bias_is_swin_v2s(window, pretrained, within):
+    # A window of one cell is 0/0 in the published code.
     theirs, ours = swin_v2(window, pretrained or (0, 0)), continuous(window, pretrained_extent=pretrained)
     load(ours, theirs)
     bias = whole(ours, *window)

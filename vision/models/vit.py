@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Site, grid
+from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, grid
 from core.options import remember_options
 from vision.models.stem import PatchEmbedding
 
@@ -75,8 +75,8 @@ class ViT(nn.Module):
         side = math.ceil(img_size / self.stem.reduction)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, dim)) if self.prefix else None
         self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))
-        # A kind that only embeds stays out of the blocks: its table would stand in the state dict once a block.
-        in_blocks = self.position if self.position.hooks - {"embed"} else None
+        # One position for all blocks; a kind that only embeds has nothing to do there.
+        in_blocks = Shared(self.position) if self.position.hooks - {"embed"} else None
         rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
             Block(
