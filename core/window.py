@@ -106,18 +106,20 @@ def pad_to_multiple(x: Float[Tensor, "b h w c"], multiple: tuple[int, int]) -> F
 
 def regions(windows: Windows, device: torch.device | None = None) -> Int[Tensor, "windows n"]:
     """Which tokens of a shifted window belong together: those between which there is no edge of the map."""
-    rows, columns = (
-        (place >= padded - edge).int() + (place >= padded - shift)
-        for place, padded, edge, shift in zip(
-            (torch.arange(padded, device=device) for padded in windows.padded),
-            windows.padded,
-            windows.window,
-            windows.shift,
-            strict=True,
-        )
-    )
-    p, q = windows.window
-    return rearrange(3 * rows[:, None] + columns, "(i p) (j q) -> (i j) (p q)", p=p, q=q)
+    (rows, columns), (p, q), (down, right) = cells(windows, device), windows.window, windows.shift
+    last_row, last_column = windows.padded
+    row_bands = (rows >= last_row - p).int() + (rows >= last_row - down)
+    column_bands = (columns >= last_column - q).int() + (columns >= last_column - right)
+    return (3 * row_bands + column_bands).view(-1, p * q)
+
+
+def cells(windows: Windows, device: torch.device | None = None) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """Row and column of each token of all windows, in the map that is padded and rolled."""
+    (i, j), (p, q) = windows.counts, windows.window
+    # By numbers alone: with shapes of their own, compiled code would tell one window from several.
+    token = torch.arange(i * j * p * q, device=device)
+    window, inside = token // (p * q), token % (p * q)
+    return window // j * p + inside // q, window % j * q + inside % q
 
 
 # The fast path: roll, padding and cut as one gather, by an index that depends on the sizes only
@@ -130,40 +132,37 @@ def split_by_index(x: Float[Tensor, "b h w c"], windows: Windows) -> Float[Tenso
     if torch.compiler.is_compiling() or windows.padded != windows.size:
         tokens = F.pad(tokens, (0, 0, 0, 1))
     index = table(source_index, windows, x)
-    return tokens.index_select(1, index).reshape(-1, windows.window[0] * windows.window[1], c)
+    # By way of one row of tokens: from `b (windows n)` directly, compiled code would tell one window from several.
+    return tokens.index_select(1, index).view(-1, c).view(-1, windows.window[0] * windows.window[1], c)
 
 
 def merge_by_index(tokens: Float[Tensor, "b_windows n c"], windows: Windows) -> Float[Tensor, "b h w c"]:
     """`merge` in one copy."""
     (i, j), (_, n, c) = windows.counts, tokens.shape
     index = table(target_index, windows, tokens)
-    return tokens.reshape(-1, i * j * n, c).index_select(1, index).unflatten(1, windows.size)
+    return tokens.reshape(-1, c).view(-1, i * j * n, c).index_select(1, index).unflatten(1, windows.size)
 
 
 def source_index(windows: Windows, device: torch.device) -> Int[Tensor, " windows_n"]:
-    """For each token of each window, the token of the map; `h * w` at the padding."""
-    places = []
-    for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
-        place = torch.arange(padded, device=device)
-        if windows.padding == "pad_then_roll":
-            places.append((place + shift) % padded)
-        else:
-            places.append(torch.where(place < size, (place + shift) % size, place))
-    (h, w), (i, j), (p, q) = windows.size, windows.counts, windows.window
-    rows, columns = places[0].view(i, 1, p, 1), places[1].view(1, j, 1, q)
-    return torch.where((rows < h) & (columns < w), rows * w + columns, h * w).flatten()
+    """For each token of all windows, the token of the map; `h * w` at the padding."""
+    (rows, columns), (h, w), (down, right) = cells(windows, device), windows.size, windows.shift
+    if windows.padding == "pad_then_roll":
+        rows, columns = (rows + down) % windows.padded[0], (columns + right) % windows.padded[1]
+        is_real = (rows < h) & (columns < w)
+    else:
+        is_real = (rows < h) & (columns < w)
+        rows, columns = (rows + down) % h, (columns + right) % w
+    return torch.where(is_real, rows * w + columns, h * w)
 
 
 def target_index(windows: Windows, device: torch.device) -> Int[Tensor, " h_w"]:
     """For each token of the map, its place among the tokens of all windows."""
-    cycle = windows.padded if windows.padding == "pad_then_roll" else windows.size
-    rows, columns = (
-        (torch.arange(size, device=device) - shift) % around
-        for size, shift, around in zip(windows.size, windows.shift, cycle, strict=True)
-    )
-    rows, columns, (p, q) = rows[:, None], columns[None, :], windows.window
+    (h, w), (p, q), (down, right) = windows.size, windows.window, windows.shift
+    around = windows.padded if windows.padding == "pad_then_roll" else windows.size
+    token = torch.arange(h * w, device=device)
+    rows, columns = (token // w - down) % around[0], (token % w - right) % around[1]
     window = rows // p * windows.counts[1] + columns // q
-    return (window * (p * q) + rows % p * q + columns % q).flatten()
+    return window * (p * q) + rows % p * q + columns % q
 
 
 def table(make: Callable[[Windows, torch.device], Tensor], windows: Windows, x: Tensor) -> Tensor:
@@ -210,7 +209,7 @@ class WindowAttention(nn.Module):
         windows = lay_out((x.shape[1], x.shape[2]), self.window, self.shift, self.padding)
         mask = None
         if any(self.shift):
-            mask = same_region(table(regions, windows, x)).repeat(x.shape[0], 1, 1, 1)
+            mask = same_region(table(regions, windows, x).repeat(x.shape[0], 1))
         tokens = self.attention(split_by_index(x, windows), at=grid(*self.window, device=x.device), mask=mask)
         return merge_by_index(tokens, windows)
 
