@@ -83,14 +83,17 @@ class GatedConvFfn(nn.Module):
 
     def __init__(self, dim: int, hidden: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.hidden = hidden
+        self.dim, self.hidden = dim, hidden
         self.up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first
         self.depthwise = Conv3x3(2 * hidden, 2 * hidden, depthwise=True, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
-        is_large = x.shape[0] * x.shape[1] * x.shape[2] > 4096
-        return self.in_chunks(x, 64 if is_large and not torch.is_grad_enabled() else self.hidden)
+        return self.in_chunks(x, self.hidden if torch.is_grad_enabled() else self.at_once(x[..., 0].numel()))
+
+    def at_once(self, pixels: int) -> int:
+        """Hidden channels that `forward` works on at once, for so many pixels, where no gradient is asked for."""
+        return self.hidden if pixels <= 4096 else min(self.hidden, 64)
 
     def plain(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         """What `forward` must equal, step by step."""

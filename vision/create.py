@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import socket
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def create_model(
 
     Args:
         name: one of `vision.list_models()`.
-        num_classes, in_chans: classes out (0: features), channels in.
+        num_classes, in_chans: classes out (0: features; restorers have none), channels in.
         weights: what `vision.load_weights` takes, or "timm": timm's published weights, downloaded. They are adapted to
             classes, channels and sizes; the model keeps the report as `.weights_report`.
         features_only: a list of feature maps `b c h w` instead of logits, with `.feature_info`.
@@ -54,8 +55,11 @@ def create_model(
     if out_indices is not None and not features_only:
         raise UserError(f"out_indices={out_indices!r} chooses feature maps; add features_only=True")
     build = MODELS[name]
-    check_options(hints(build)["return"], options)
-    model = build(num_classes=num_classes, in_chans=in_chans, **options)
+    made = hints(build)["return"]
+    if "num_classes" in inspect.signature(made).parameters or num_classes != 1000:  # a restorer has none
+        options["num_classes"] = num_classes
+    check_options(made, options)
+    model = build(in_chans=in_chans, **options)
     if weights is not None:
         model.weights_report = load_weights(model, published(name) if isinstance(weights, str) and weights == "timm" else weights)
         log.info("%s", model.weights_report)

@@ -1,9 +1,10 @@
 """Models, one readable file each, assembled from `core`."""
 
 from vision.models.features import Features
+from vision.models.restormer import Restormer
 from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.swin import Swin
 from vision.models.swin_v2 import FinetunedBias, SwinV2
 from vision.models.vit import ViT
 
-__all__ = ["ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Swin", "SwinV2", "ViT"]
+__all__ = ["ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Restormer", "Swin", "SwinV2", "ViT"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vision.models import swin, swin_v2, vit
+from vision.models import restormer, swin, swin_v2, vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit_tiny_patch16_224": vit.vit_tiny_patch16_224,
@@ -24,6 +24,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "deit3_small_patch16_224": vit.deit3_small_patch16_224,
     "deit3_base_patch16_224": vit.deit3_base_patch16_224,
     "deit3_large_patch16_224": vit.deit3_large_patch16_224,
+    "restormer": restormer.restormer,
+    "restormer_small": restormer.restormer_small,
     "swin_tiny_patch4_window7_224": swin.swin_tiny_patch4_window7_224,
     "swin_small_patch4_window7_224": swin.swin_small_patch4_window7_224,
     "swin_base_patch4_window7_224": swin.swin_base_patch4_window7_224,

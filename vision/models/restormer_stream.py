@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Block
+from core import Block, GatedConvFfn
 
 if TYPE_CHECKING:
     from vision.models.restormer import Down, Restormer, Up
@@ -62,13 +62,14 @@ def stream_memory(model: Restormer, shape: Sequence[int], rows: int) -> int:
     """The most bytes that `stream` allocates for a picture `b c h w`, its padding and its result included."""
     b, channels, h, w = shape
     h, w = h + -h % model.multiple, w + -w % model.multiple
-    # 2 dim channels at the full size; at the levels below 2, 4 and 8 dim channels on a quarter of the pixels each.
-    levels = 2 * model.dim + model.dim * (2 / 4 + 4 / 16 + 8 / 64)
-    hidden = model.refinement[0].ffn.hidden if len(model.refinement) else 0
-    # The FFN has the most: two maps of gate and value, a few of the block's width.
-    band = min(h, rows + 2) * w * (4 * hidden + 8 * model.dim)
-    bytes_each = next(model.parameters()).element_size()
-    return int(b * bytes_each * (h * w * (levels + 2 * channels + model.out_chans) + band))
+    # 2 dim channels at the full size; below, 2, 4 and 8 dim on 1/4, 1/16 and 1/64 of the pixels; picture, padding and result.
+    kept = 2 * model.dim + model.dim * (2 / 4 + 4 / 16 + 8 / 64) + 3 * channels + model.out_chans
+    pixels = b * min(h, rows + 2) * w
+    ffns = [module for module in model.modules() if isinstance(module, GatedConvFfn)]
+    hidden = max((ffn.at_once(pixels) for ffn in ffns if ffn.dim <= 2 * model.dim), default=0)
+    band = max(12 * model.dim, 8 * model.dim + 5 * hidden)  # queries and keys twice, or gate and value twice
+    copies = max((sum(p.numel() for p in ffn.parameters()) for ffn in ffns), default=0)  # weights in chunks
+    return int(next(model.parameters()).element_size() * (b * h * w * kept + pixels * band + 2 * copies))
 
 
 def bands(height: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:

@@ -44,6 +44,7 @@ LAYOUTS = (
     Layout("Swin", "torchvision", ("features.0.0.weight", "features.1.0.attn.qkv.weight")),
     Layout("Swin", "huggingface", ("*embeddings.patch_embeddings.projection.weight", "*layers.0.blocks.0.attention.*")),
     Layout("DAT", "official", ("patch_proj.*", "stages.0.attns.0.*")),
+    Layout("Restormer", "vision", ("embed.weight", "latent.0.attention.temperature")),
     Layout("Restormer", "official", ("patch_embed.proj.weight", "encoder_level1.0.attn.temperature")),
     Layout("CLIP", "OpenAI", ("visual.class_embedding", "transformer.resblocks.*")),
     Layout("ResNet", "torchvision or timm", ("layer1.0.conv1.weight",)),
