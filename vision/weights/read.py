@@ -178,6 +178,8 @@ def from_safetensors(path: Path) -> Weights:
         card = json.loads(metadata["vision"]) if "vision" in metadata else None
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(cut_short(path)) from error
+    if card is not None and not isinstance(card, dict):
+        raise UserError(f"{path} has a description that is no mapping but {type(card).__name__}; use the file it was made from")
     return Weights(path.name, state, card=card)
 
 

@@ -377,7 +377,11 @@ def to_layout(model: ViT, layout: str) -> dict[str, Tensor]:
         for names, token in zip((CLASS_TOKEN, DISTILLATION_TOKEN, REGISTERS), parts[0].split(split, dim=1), strict=True):
             if token.shape[1]:
                 result[place(names[column], "such tokens", layout)] = token
-    if isinstance(model.position, Learned):
+    if not isinstance(model.position, Learned):
+        raise UserError(
+            f"{layout}'s ViT has a table of positions, this one has {type(model.position).__name__}; use layout='vision'"
+        )
+    if "position.table" in state:
         if layout != "timm" and model.position.prefix != model.prefix:
             raise UserError(f"{layout}'s table of positions has rows for the class token, this one has none; use layout='timm'")
         result[TABLE[column]] = state.pop("position.table")[None]
