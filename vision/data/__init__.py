@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vision.data.augment import Augmentation, Mixing
-    from vision.data.classification import ClassificationData, EmbeddedFashionMNIST, ImageFolder, TorchvisionSet
+    from vision.data.classification import ClassificationData, EmbeddedFashionMNIST, ImageFolder
     from vision.data.images import check_image, find_images, is_image_file, read_image
     from vision.data.preprocessing import Preprocessing, evaluation_transform
+    from vision.data.torchvision_sets import TorchvisionSet
 
 _HOMES = {
     "images": ("read_image", "check_image", "is_image_file", "find_images"),
     "preprocessing": ("Preprocessing", "evaluation_transform"),
     "augment": ("Augmentation", "Mixing"),
-    "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder", "TorchvisionSet"),
+    "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder"),
+    "torchvision_sets": ("TorchvisionSet",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
