@@ -67,12 +67,9 @@ class Classification(LightningModule):
         classes = list(getattr(data, "classes", self.classes))
         if not classes:
             raise UserError("the data do not name their classes; give the data module a list `classes`")
-        if stage != "fit" and self.classes and classes != self.classes:
-            raise UserError(
-                f"the data have classes {shorten(classes)}, the model was trained on {shorten(self.classes)}; use matching data"
-            )
         self.classes = classes
         self.preprocessing = dict(getattr(data, "preprocessing", self.preprocessing))
+        self.check_channels(getattr(data, "channels", None))
         self.fit_classifier(len(classes))
         top = min(5, len(classes))
         accuracies = MetricCollection(
@@ -84,6 +81,14 @@ class Classification(LightningModule):
         self.val_metrics, self.test_metrics = accuracies.clone(prefix="val/"), accuracies.clone(prefix="test/")
         self.confusion = MulticlassConfusionMatrix(len(classes))
         self.test_confusion: Int[Tensor, "k k"] = torch.zeros(len(classes), len(classes), dtype=torch.long)
+
+    def check_channels(self, channels: int | None) -> None:
+        first = next((m for m in self.model.modules() if isinstance(m, nn.Conv2d)), None)
+        if channels and first is not None and channels != first.in_channels:
+            name = type(self.model).__name__
+            raise UserError(
+                f"the data have {channels} channel(s), {name} takes {first.in_channels}; build it with in_chans={channels}"
+            )
 
     def fit_classifier(self, classes: int) -> None:
         """Replaces the classifier when the data have another number of classes, and keeps the spec true to the model."""
@@ -183,8 +188,14 @@ class Classification(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         card = checkpoint.get("vision", {})
-        self.classes, self.preprocessing = card.get("classes", self.classes), card.get("preprocessing", self.preprocessing)
-        if len(self.classes):
+        classes = list(card.get("classes", []))
+        if classes and self.classes and classes != self.classes:
+            raise UserError(
+                f"the data have classes {shorten(self.classes)}, the checkpoint {shorten(classes)}; use data with its classes"
+            )
+        self.classes = classes or self.classes
+        self.preprocessing = self.preprocessing or dict(card.get("preprocessing", {}))
+        if self.classes:
             self.fit_classifier(len(self.classes))
 
     def card(self) -> dict[str, Any]:
