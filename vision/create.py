@@ -59,7 +59,7 @@ def create_model(
     if "num_classes" in inspect.signature(made).parameters or num_classes != 1000:  # a restorer has none
         options["num_classes"] = num_classes
     check_options(made, options)
-    model = build(in_chans=in_chans, **options)
+    model: Any = build(in_chans=in_chans, **options)
     if weights is not None:
         model.weights_report = load_weights(model, published(name) if isinstance(weights, str) and weights == "timm" else weights)
         log.info("%s", model.weights_report)

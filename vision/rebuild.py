@@ -40,8 +40,9 @@ def describe(model: nn.Module) -> dict[str, Any]:
     Raises:
         UserError: it was built in a way that cannot be told from the model alone.
     """
-    if isinstance(getattr(model, "options", None), dict):
-        return {"class_path": path_of(type(model)), "init_args": {k: plain(k, v) for k, v in model.options.items()}}
+    options = getattr(model, "options", None)
+    if isinstance(options, dict):
+        return {"class_path": path_of(type(model)), "init_args": {k: plain(k, v) for k, v in options.items()}}
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     if architecture:  # a timm model knows its name, and not in every version what else it was built with: compare
         init_args = {"model_name": architecture, **{k: plain(k, v) for k, v in timm_options(model).items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -45,8 +45,8 @@ class Features(nn.Module):
         infos = feature_info(model)
         self.out_indices = [index % len(infos) for index in check_indices(out_indices, len(infos))]
         self.feature_info = FeatureInfo(infos[index] for index in self.out_indices)
-        model.keep_features(max(self.out_indices))
-        self.model = model
+        self.model = cast("Any", model)
+        self.model.keep_features(max(self.out_indices))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> list[Float[Tensor, "b d i j"]]:
         return self.model.feature_maps(x, self.out_indices)

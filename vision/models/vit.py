@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from einops import rearrange
@@ -44,6 +44,8 @@ class ViT(nn.Module):
         drop_rate: dropout in attention output and FFN, while training.
     """
 
+    options: dict[str, Any]
+
     @remember_options
     def __init__(
         self,
@@ -71,7 +73,7 @@ class ViT(nn.Module):
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim
         self.in_chans = in_chans
-        self.stem = stem(in_chans, dim, patch_size)
+        self.stem = cast("Any", stem(in_chans, dim, patch_size))
         side = math.ceil(img_size / self.stem.reduction)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, dim)) if self.prefix else None
         self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))

@@ -48,13 +48,16 @@ class Adapted:
 
 
 class Family(Protocol):
-    MODEL: type[nn.Module]
-    LAYOUTS: tuple[str, ...]  # that `to_layout` writes
+    @property
+    def MODEL(self) -> type[nn.Module]: ...  # noqa: N802
+
+    @property
+    def LAYOUTS(self) -> tuple[str, ...]: ...  # noqa: N802  # that `to_layout` writes
 
     def from_layout(self, weights: Weights, layout: str) -> Converted: ...
 
     def options_of(self, converted: Converted) -> dict[str, Any]: ...
 
-    def adapt(self, converted: Converted, model: nn.Module) -> Adapted: ...
+    def adapt(self, converted: Converted, model: Any) -> Adapted: ...
 
-    def to_layout(self, model: nn.Module, layout: str) -> dict[str, Tensor]: ...
+    def to_layout(self, model: Any, layout: str) -> dict[str, Tensor]: ...

@@ -86,5 +86,6 @@ def fit_eps(fit: Adapted, model: nn.Module, eps: float | None) -> None:
 def set_eps(model: nn.Module, norms: list[nn.LayerNorm], eps: float) -> None:
     for norm in norms:
         norm.eps = eps
-    if hasattr(model, "options"):
-        model.options["norm"] = partial(LayerNorm, eps=eps)
+    options = getattr(model, "options", None)
+    if isinstance(options, dict):
+        options["norm"] = partial(LayerNorm, eps=eps)

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +198,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
     weights = read(source, ema=ema)
     card = card_of(weights)
     if card is not None:
-        model = build(with_options(card["model"], options), allow=allow)
+        model: Any = build(with_options(card["model"], options), allow=allow)
     else:
         layout, state = known_layout(weights)
         converted = from_layout(weights, state, layout)
@@ -206,7 +206,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         converted.options |= {name: options[name] for name in ("heads", "window_size") if name in options}  # if not told
         told = family.options_of(converted)
         check_options(family.MODEL, options)
-        model = family.MODEL(**{**told, **options})
+        model = cast("Any", family.MODEL(**{**told, **options}))
     model.weights_report = fill(model, weights)
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
@@ -261,13 +261,13 @@ def check_options(model: type[nn.Module], options: Mapping[str, Any]) -> None:
 
 def used_with(weights: Weights, card: Mapping[str, Any] | None) -> tuple[list[str], dict[str, Any]]:
     """Class names and preprocessing."""
-    if card is not None and "classes" in card:
-        return [str(name) for name in card["classes"]], dict(card.get("preprocessing") or {})
-    module = weights.module
-    if module is not None and isinstance(getattr(module, "classes", None), list):
+    if weights.card is not None and card is not None:
+        return [str(name) for name in card.get("classes") or ()], dict(card.get("preprocessing") or {})
+    module: Any = weights.module
+    if isinstance(getattr(module, "classes", None), list):
         return list(module.classes), dict(getattr(module, "preprocessing", {}))
     if weights.config:
-        return transformers_classes(weights.config), {}
+        return transformers_classes(weights.config), transformers_preprocessing(weights.config, weights.processor)
     return [], timm_preprocessing(module) if module is not None and hasattr(module, "pretrained_cfg") else {}
 
 
@@ -275,6 +275,26 @@ def transformers_classes(config: Mapping[str, Any]) -> list[str]:
     names = config.get("id2label") or {}
     labels = [str(names[key]) for key in sorted(names, key=int)]
     return [] if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
+
+
+def transformers_preprocessing(config: Mapping[str, Any], processor: Mapping[str, Any]) -> dict[str, Any]:
+    """From preprocessor_config.json beside the file; without a crop, which is how ViT's are."""
+    size = processor.get("size")
+    if not processor or processor.get("do_center_crop") or not isinstance(size, (int, Mapping)):
+        return {}
+    height, width = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    if not all((height, width, mean, std)):
+        return {}
+    return {
+        "channels": config.get("num_channels", 3),
+        "size": [height, width],
+        "mean": mean,
+        "std": std,
+        "interpolation": {0: "nearest", 3: "bicubic"}.get(processor.get("resample", 2), "bilinear"),  # PIL's numbers
+        "crop_pct": 1.0,
+        "resize": "squash",
+    }
 
 
 def timm_preprocessing(module: nn.Module) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Weights:
         state: tensors by name, still under the names of the source.
         card: plain values that rebuild the model, in files of ours (see `vision.tasks`).
         module: the live module, if that was the source.
-        config: what a transformers config.json beside the file says, if there is one.
+        config, processor: what transformers' config.json and preprocessor_config.json beside the file say, if they are there.
         is_average: the source held an average beside the raw weights, and this is it.
     """
 
@@ -55,6 +55,7 @@ class Weights:
     card: dict[str, Any] | None = None
     module: nn.Module | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    processor: dict[str, Any] = field(default_factory=dict)
     is_average: bool = False
 
 
@@ -82,7 +83,8 @@ def read(source: Source, *, ema: bool = True) -> Weights:
         weights = Weights(path.name, read_npz(path))
     else:
         weights = from_mapping(path.name, read_pickle(path), ema)
-    weights.config = read_config(path.parent / "config.json")
+    weights.config = read_config(path.parent / "config.json", "model_type")
+    weights.processor = read_config(path.parent / "preprocessor_config.json", "image_mean")
     return weights
 
 
@@ -257,15 +259,15 @@ def peeled(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 def config_of(module: nn.Module) -> dict[str, Any]:
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     return config.to_dict() if hasattr(config, "to_dict") else {}
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, sign: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}  # not transformers' then
-    return config if isinstance(config, dict) and "model_type" in config else {}
+    return config if isinstance(config, dict) and sign in config else {}

@@ -36,7 +36,8 @@ def save_weights(
     """
     path = check_path(Path(path))
     if card is None and is_task(model):
-        card = model.card()
+        task: Any = model
+        card = task.card()
     model = unwrap(model)
     if layout == "vision":
         tensors = model.state_dict(keep_vars=True)

@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import LayerNorm, Learned
+from core import Attention, LayerNorm, Learned
 from vision.errors import UserError
 from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.vit import ViT, init_weights
@@ -172,13 +172,11 @@ def from_google(weights: Weights) -> tuple[int, dict[str, Tensor]]:
         result[ours] = rearrange(flax.pop(theirs), words) if words else flax.pop(theirs)
 
     heads = 0
-    for i in sorted({match[1] for name in flax if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}):
-        block, ours = f"Transformer/encoderblock_{i}/", f"blocks.{i}."
-        parts = sorted(
-            {name.removeprefix(block).split("/")[0] for name in flax if name.startswith(block)}
-        )  # norms, mlp, attention
+    for number in sorted({match[1] for name in flax if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}):
+        block, ours = f"Transformer/encoderblock_{number}/", f"blocks.{number}."
+        parts = sorted({name.split("/")[2] for name in flax if name.startswith(block)})  # norms, mlp, attention
         if len(parts) != 4 or f"{block}{parts[3]}/query/kernel" not in flax:
-            raise UserError(f"{weights.name} has {', '.join(parts)} in block {i}; it is no ViT of Google's or big_vision's")
+            raise UserError(f"{weights.name} has {', '.join(parts)} in block {number}; it is no ViT of Google's or big_vision's")
         for norm, theirs in (("norm1", parts[0]), ("norm2", parts[1])):
             move(f"{block}{theirs}/scale", f"{ours}{norm}.weight")
             move(f"{block}{theirs}/bias", f"{ours}{norm}.bias")
@@ -328,7 +326,7 @@ def adapt(converted: Converted, model: ViT) -> Adapted:
     if isinstance(model.position, Learned):
         fit_positions(fit, model.position, told.get("grid"))
     fit_eps(fit, model, told.get("eps"))
-    heads = model.blocks[0].attention.heads if len(model.blocks) else None
+    heads = next((module.heads for module in model.modules() if isinstance(module, Attention)), None)
     if heads is not None and told.get("heads", heads) != heads:
         fit.problems.append(f"the source has {told['heads']} heads, the model {heads}; build it with heads={told['heads']}")
     pool = told.get("global_pool", model.global_pool)
@@ -345,12 +343,10 @@ def fit_positions(fit: Adapted, position: Learned, grid: tuple[int, int] | None)
     table, tokens = fit.state.get("position.table"), fit.state.get("prefix_tokens")
     if table is None or table.ndim != 2 or table.shape[1] != position.table.shape[1]:
         return
-    own, (before, rows) = (
-        position.prefix,
-        grid_of(len(table), 0 if tokens is None else tokens.shape[1], grid, position.site.extent),
-    )
+    own, count = position.prefix, 0 if tokens is None else tokens.shape[1]
+    before, rows = grid_of(len(table), count, grid, position.site.extent)
     prefix, places = table[:rows], fit_table(fit, table[rows:], before, position.site.extent)
-    if rows and not own:  # the sum that the model would make
+    if tokens is not None and rows and not own:  # the sum that the model would make
         fit.adapted.append("the table's rows of the class token and registers are added to the tokens themselves")
         fit.state["prefix_tokens"] = tokens + prefix
         prefix = prefix[:0]

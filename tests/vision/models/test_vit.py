@@ -146,10 +146,11 @@ def test_kinds_of_position_work_at_two_sizes_and_train(kind):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_table_that_only_embeds_is_not_in_the_blocks():
-    assert not [name for name in small().state_dict() if re.match(r"blocks\.\d+\.attention\.position", name)]
-    both = small(position=partial(Combined, kinds=[Learned, Rotary]))
-    assert both.blocks[0].attention.position is both.position
+@pytest.mark.parametrize("kind", [Learned, RelativeTable, partial(Combined, kinds=[Learned, RelativeTable])])
+def test_the_one_position_is_in_the_state_dict_once(kind):
+    names = small(position=kind).state_dict()
+    assert any(name.startswith("position.") for name in names)
+    assert not [name for name in names if re.match(r"blocks\.\d+\.attention\.position", name)]
 
 
 # Pooling and heads

@@ -275,8 +275,19 @@ def test_transformers_folder_has_the_published_names_and_tells_eps_heads_and_cla
     reference = perturbed(transformers_vit(layer_norm_eps=1e-4))
     reference.save_pretrained(tmp_path)
     assert "vit.encoder.layer.0.attention.attention.query.weight" in load_file(tmp_path / "model.safetensors")
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.2] * 3, "resample": 3, "size": {"height": 32, "width": 32}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     model = vision.load_model(tmp_path)
     assert model.classes == ["cat", "dog", "owl"]
+    assert model.preprocessing == {
+        "channels": 3,
+        "size": [32, 32],
+        "mean": [0.5] * 3,
+        "std": [0.2] * 3,
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+        "resize": "squash",
+    }
     x = pictures(32, 32)
     with torch.no_grad():
         assert apart(model(x), reference(x).logits) < 1e-5
