@@ -7,6 +7,7 @@ import difflib
 import json
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from vision.errors import UserError
@@ -160,7 +161,7 @@ def kind_of_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except zipfile.BadZipFile as error:
+    except Exception as error:  # whatever a library meets in a damaged file, here and below
         raise UserError(cut_short(path)) from error
     if any(name.endswith("constants.pkl") for name in names):
         raise UserError(
@@ -178,7 +179,7 @@ def from_safetensors(path: Path) -> Weights:
         with safe_open(path, framework="pt") as file:
             state, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
         card = json.loads(metadata["vision"]) if "vision" in metadata else None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except Exception as error:
         raise UserError(cut_short(path)) from error
     if card is not None and not isinstance(card, dict):
         raise UserError(f"{path} has a description that is no mapping but {type(card).__name__}; use the file it was made from")
@@ -195,16 +196,18 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                     state[name] = torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
                 else:
                     state[name] = torch.from_numpy(np.ascontiguousarray(array))
-    except (zipfile.BadZipFile, EOFError, OSError, MemoryError) as error:
+    except Exception as error:
+        if "allow_pickle" in str(error) or isinstance(error, TypeError):
+            raise UserError(f"{path} holds pickled objects or text beside its arrays; keep the arrays alone") from error
         raise UserError(cut_short(path)) from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} holds pickled objects or text beside its arrays; keep the arrays alone") from error
     return state
 
 
 def read_pickle(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of other programs; it is read, or it is not
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         if asked is None:
@@ -213,7 +216,7 @@ def read_pickle(path: Path) -> Any:
             f"{path} pickles {asked[1]} beside its weights, and reading that could run code; if you trust the file, keep the "
             f"weights alone: d = torch.load({path.name!r}, weights_only=False); torch.save(d.get('model', d), 'weights.pth')"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError, MemoryError) as error:
+    except Exception as error:
         raise UserError(cut_short(path)) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import random
 import zipfile
 from pathlib import Path
 
@@ -154,6 +155,29 @@ def test_an_old_torch_file_cut_short(share, tmp_path):
     content = (tmp_path / "x.pth").read_bytes()
     (tmp_path / "x.pth").write_bytes(content[: int(len(content) * share)])
     refused(tmp_path / "x.pth", "is cut short or damaged")
+
+
+@pytest.mark.parametrize("kind", ["x.safetensors", "x.npz", "x.pth", "old.pth"])
+def test_damaged_bytes_are_an_error_of_one_line_or_read(kind, tmp_path):
+    """600 files of each kind were tried; these are some."""
+    path = tmp_path / kind
+    if kind == "old.pth":
+        torch.save({"model": STATE, "epoch": [1, "x"]}, path, _use_new_zipfile_serialization=False)
+    else:
+        write(path)
+    content, draw = path.read_bytes(), random.Random(0)
+    messages = []
+    for _ in range(60):
+        damaged = bytearray(content)
+        for _ in range(draw.choice([1, 3, 20])):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(bytes(damaged))
+        try:
+            read(path)
+        except UserError as error:
+            messages.append(str(error))
+    assert messages
+    assert not any("\n" in message for message in messages)
 
 
 @pytest.mark.parametrize(
