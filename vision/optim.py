@@ -16,7 +16,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, layer_decay: floa
         layer_decay: the learning rate of each layer over that of the next (Bao et al. 2021); 1 is the same for all. The
             groups carry it as `lr_scale`.
     """
-    excluded = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    named = getattr(model, "no_weight_decay", set)
+    excluded: set[str] = named()
     if layer_decay == 1.0:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=excluded)
     return param_groups_layer_decay(model, weight_decay, no_weight_decay_list=excluded, layer_decay=layer_decay)

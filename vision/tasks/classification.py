@@ -53,10 +53,17 @@ class Classification(LightningModule):
         super().__init__()
         check_options(lr=lr, warmup=warmup, label_smoothing=label_smoothing, layer_decay=layer_decay)
         self.save_hyperparameters(ignore=["model"])
+        self.model_spec: dict[str, Any] | None = None
+        if "_instantiator" in self.hparams:  # built by the command line, which knows the model's options as plain values
+            self.save_hyperparameters("model")
+            self.model_spec = dict(self.hparams["model"])
+            for internal in ("_instantiator", "_class_path"):  # plain values are enough, see `build`
+                self.hparams.pop(internal, None)
         if isinstance(model, nn.Module):
-            self.model, self.model_spec = model, None
+            self.model = model
         else:  # plain values, as a checkpoint holds them
-            self.model, self.model_spec = build(model), dict(model)
+            self.model = build(model)
+            self.model_spec = dict(model)
         self.classes: list[str] = []
         self.preprocessing: dict[str, Any] = {}
 
@@ -93,16 +100,22 @@ class Classification(LightningModule):
     def fit_classifier(self, classes: int) -> None:
         """Replaces the classifier when the data have another number of classes, and keeps the spec true to the model."""
         if getattr(self.model, "num_classes", classes) != classes:
-            if not hasattr(self.model, "reset_classifier"):
+            reset = getattr(self.model, "reset_classifier", None)
+            if reset is None:
                 name = type(self.model).__name__
                 raise UserError(
                     f"{name} has {self.model.num_classes} classes, the data {classes}; build it with num_classes={classes}"
                 )
-            self.model.reset_classifier(classes)
+            reset(classes)
         if hasattr(self.model, "options") or self.model_spec is None:
             self.model_spec = describe(self.model)
-        elif "num_classes" in self.model_spec["init_args"] or hasattr(self.model, "num_classes"):
-            self.model_spec["init_args"]["num_classes"] = classes
+        else:
+            init_args = {**self.model_spec.get("init_args", {}), **self.model_spec.get("dict_kwargs", {})}
+            if hasattr(self.model, "num_classes"):
+                init_args["num_classes"] = classes
+            if init_args.get("pretrained"):
+                init_args["pretrained"] = False  # the checkpoint brings the weights
+            self.model_spec = {"class_path": self.model_spec["class_path"], "init_args": init_args}
         self.hparams["model"] = self.model_spec
 
     # Steps
@@ -159,7 +172,7 @@ class Classification(LightningModule):
         """
         options = self.hparams
         factor = warmup_cosine(self.global_step, total=self.total_steps, warmup=options["warmup"], final=options["final_lr"])
-        for group, decay in zip(self.optimizers().param_groups, self.decays, strict=True):
+        for group, decay in zip(self.trainer.optimizers[0].param_groups, self.decays, strict=True):
             group["lr"] = options["lr"] * factor * group.get("lr_scale", 1.0)
             group["weight_decay"] = decay
         self.log("train/lr", options["lr"] * factor, on_step=True)
