@@ -35,6 +35,7 @@ class Site:
     prefix: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "extent", tuple(self.extent))  # a list would never equal the size of a grid
         if self.dim < 1 or self.heads < 1 or self.prefix < 0 or any(size < 1 for size in self.extent):
             raise ValueError(f"{self} has a size below 1 (prefix: below 0); use positive sizes")
 
@@ -88,7 +89,7 @@ class Position(nn.Module):
     ) -> tuple[Places, Places]:
         """Where queries and keys are; `keys` is the number of keys where it is known."""
         queries = self.places(q, q_at)
-        if k_at is q_at:
+        if k_at is q_at and keys in (None, q.shape[-2]):
             return queries, queries
         return queries, place(k_at, axes=self.site.axes, batch=q.shape[0], tokens=keys, prefix=self.site.prefix)
 

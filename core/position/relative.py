@@ -95,8 +95,8 @@ def add_lines(weights: Float[Tensor, "b h n m"], size: tuple[int, ...], axis: in
 
 class T5Bias(Position):
     """A learned number a head and bucket of distances, buckets growing with the distance (T5: Raffel et al. 2020,
-    section 2.1). For pictures a table an axis, summed. T5 shares one among its layers and does not scale scores: give
-    `Attention(scale=1)` for its weights; the kind itself only adds its numbers.
+    section 2.1). For pictures a table an axis, summed. T5 shares one among its layers, has none in
+    cross-attention, and does not scale scores: give `Attention(scale=1)` for its weights; the kind only adds its numbers.
 
     Args:
         site: `causal` sites tell no later keys apart and have all buckets for earlier ones.

@@ -341,6 +341,13 @@ def test_a_site_has_positive_sizes(site):
         Site(*site)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_an_extent_may_be_a_list():
+    position = RelativeTable(Site(WIDTH, HEADS, [3, 4]))
+    assert position.site.extent == (3, 4)
+    assert hash(position.site) == hash(Site(WIDTH, HEADS, (3, 4)))
+
+
 @every
 def test_a_shared_position_works_and_is_not_owned(kind):
     position, x = make(kind, (9,)), tokens(9)
