@@ -36,7 +36,7 @@ def parse_memory(memory: int | float | str) -> int:
     return size
 
 
-def spell(size: float) -> str:
+def spell(size: int) -> str:
     """As `parse_memory` reads it, rounded up, so that what is said to be enough is enough."""
     unit = "GB" if size >= 1e9 else "MB"
     tenths = -int(-size // (UNITS[unit] / 10))

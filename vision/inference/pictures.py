@@ -62,7 +62,7 @@ def take_array(image: np.ndarray) -> tuple[Float[Tensor, "1 c h w"], Back[np.nda
     if dtype.kind == "f":
         values = torch.from_numpy(image.astype(np.float32))
         check_range(values, dtype.name)
-    elif dtype in (np.uint8, np.uint16):
+    elif dtype.kind == "u" and dtype.itemsize <= 2:
         values = torch.from_numpy(image.astype(np.float32)) / np.iinfo(dtype).max
     else:
         raise UserError(f"a picture of {dtype} has no known range; give uint8, uint16, or float in 0..1")

@@ -72,13 +72,12 @@ def restore(
     way = Way(model, mode, memory, tile, overlap)
     with torch.inference_mode(), evaluating(model):
         result = ensemble(way, inputs) if self_ensemble else run(way, inputs)
-        result = unmatch(check_finite(result, model).cpu())
+        result = unmatch(check_finite(result, model).cpu()).clamp(0, 1)
         result = result if blend == 1 else torch.lerp(colour.cpu(), result, blend)
         if alpha is not None:
             size = result.shape[-2:]
             alpha = alpha if alpha.shape[-2:] == size else F.interpolate(alpha, size, mode="bicubic", align_corners=False)
-            result = torch.cat([result, alpha.cpu()], dim=1)
-        result = result.clamp(0, 1)
+            result = torch.cat([result, alpha.clamp(0, 1).cpu()], dim=1)
     return back(result.clone())  # outside of inference mode: a tensor like any other
 
 
