@@ -204,7 +204,10 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         converted = from_layout(weights, state, layout)
         family = FAMILIES[layout.family]
         converted.options |= {name: options[name] for name in ("heads", "window_size") if name in options}  # if not told
-        told = family.options_of(converted)
+        try:
+            told = family.options_of(converted)
+        except UserError as error:
+            raise UserError(f"{weights.name}: {error}") from error
         check_options(family.MODEL, options)
         model = cast("Any", family.MODEL(**{**told, **options}))
     model.weights_report = fill(model, weights)

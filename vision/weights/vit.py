@@ -265,13 +265,19 @@ def options_of(converted: Converted) -> dict[str, Any]:
         raise UserError("there is no table of positions; build the model and use vision.load_weights(model, source)")
     dim, in_chans, patch_size = patches.shape[:3]
     prefix = state["prefix_tokens"].shape[1] if "prefix_tokens" in state else 0
-    known.setdefault("reg_tokens", max(0, prefix - 1))
-    known.setdefault("class_tokens", prefix - known["reg_tokens"])
+    class_tokens = known.setdefault("class_tokens", 2 if "heads.1.weight" in state else min(1, prefix))
+    known.setdefault("reg_tokens", prefix - class_tokens)
+    if known.setdefault("global_pool", "token" if class_tokens else "avg") == "token" and not class_tokens:
+        raise UserError(
+            "it takes the mean after its last norm (fc_norm=False), ViT's global_pool='avg' before it; use timm for it"
+        )
     grid, rows = grid_of(len(table), prefix, known.pop("grid", None))
     if grid[0] != grid[1]:
         raise UserError(
             f"the table of positions is {grid[0]}x{grid[1]}, ViT's is square; call set_input_size on the live model first"
         )
+    if "blocks.0.ffn.up.weight" not in state:
+        raise UserError("blocks.0.ffn.up.weight is missing: this is no whole ViT")
     hidden = len(state["blocks.0.ffn.up.weight"])
     eps = known.pop("eps", None)
     if "heads" not in known and dim not in HEADS:

@@ -82,11 +82,14 @@ def test_options_go_before_those_of_the_file(perturbed, tmp_path):
 
 
 def test_a_plain_state_dict_of_ours_without_a_description(perturbed, tmp_path):
-    source = perturbed(small(dim=192, heads=3, reg_tokens=2))
-    torch.save(source.state_dict(), tmp_path / "x.pth")
-    model = vision.load_model(tmp_path / "x.pth", reg_tokens=2)
-    assert same(model, source)
-    assert model.classes == []
+    for options in ({"reg_tokens": 2}, {"class_tokens": 2}, {"class_tokens": 0, "global_pool": "avg"}):
+        source = perturbed(small(dim=192, heads=3, **options))
+        torch.save(source.state_dict(), tmp_path / "x.pth")
+        model = vision.load_model(tmp_path / "x.pth")
+        assert same(model, source)
+        assert model.classes == []
+        x = torch.randn(1, 3, 32, 32)
+        assert torch.equal(model(x), source.eval()(x))
     with pytest.raises(UserError, match=r"the stem's shape does not tell how it is made; build the model and use"):
         vision.load_model(small(stem=ConvStem).state_dict())
 

@@ -141,6 +141,18 @@ def test_what_vit_cannot_do_is_refused(options, part, timm_vit):
         vision.load_model(timm_vit(**options))
 
 
+def test_a_timm_file_that_pools_after_its_norm_is_refused(timm_vit):
+    state = timm_vit(class_token=False, global_pool="avg", fc_norm=False).state_dict()
+    with pytest.raises(UserError, match=r"the state dict: it takes the mean after its last norm \(fc_norm=False\)"):
+        vision.load_model(state, heads=1)
+
+
+def test_a_part_of_a_file_is_no_model(timm_vit):
+    state = {name: tensor for name, tensor in timm_vit().state_dict().items() if "mlp.fc1" not in name}
+    with pytest.raises(UserError, match=r"blocks.0.ffn.up.weight is missing: this is no whole ViT"):
+        vision.load_model(state, heads=1)
+
+
 def test_other_pooling_is_an_error_where_the_head_is_kept(timm_vit):
     model = ViT(64, 8, 3, 7, 64, 2, 1)
     with pytest.raises(UserError, match=r"the source pools by 'avg', the model by 'token'; use global_pool='avg'"):
