@@ -28,7 +28,7 @@ def save_weights(
         model: a model, or a task (its model is saved).
         path: an existing file is replaced.
         layout: "vision": ours, from which `vision.load_model` rebuilds the model with its `.classes` and
-            `.preprocessing`; "timm", "torchvision" or "huggingface": their names, for their libraries; such a file holds tensors alone.
+            `.preprocessing`; "timm", "torchvision" or "huggingface": tensors alone, under their names.
         card: what the file shall say of the model instead (`Classification.card()`).
 
     Raises:
