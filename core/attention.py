@@ -349,4 +349,5 @@ class CosineScores(nn.Module):
 
     def forward(self, q: Float[Tensor, "b h n e"], k: Float[Tensor, "b g m e"]) -> tuple[Tensor, Tensor]:
         temperature = self.logit_scale.clamp(max=math.log(self.largest)).exp()
-        return F.normalize(q, dim=-1) * temperature, F.normalize(k, dim=-1)
+        eps = max(1e-12, torch.finfo(k.dtype).tiny)  # 1e-12 is 0 in float16, which makes NaN of a key of zeros
+        return F.normalize(q, dim=-1, eps=eps) * temperature, F.normalize(k, dim=-1, eps=eps)

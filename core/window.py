@@ -104,13 +104,13 @@ def pad_to_multiple(x: Float[Tensor, "b h w c"], multiple: tuple[int, int]) -> F
     return F.pad(x, (0, 0, 0, right, 0, bottom))
 
 
-def regions(windows: Windows, device: torch.device | None = None) -> Int[Tensor, "windows n"]:
-    """Which tokens of a shifted window belong together: those between which there is no edge of the map."""
+def regions(windows: Windows, device: torch.device | None = None) -> Int[Tensor, " windows_n"]:
+    """For each token of all windows, its region: tokens of a window see each other if no edge of the map is between them."""
     (rows, columns), (p, q), (down, right) = cells(windows, device), windows.window, windows.shift
     last_row, last_column = windows.padded
     row_bands = (rows >= last_row - p).int() + (rows >= last_row - down)
     column_bands = (columns >= last_column - q).int() + (columns >= last_column - right)
-    return (3 * row_bands + column_bands).view(-1, p * q)
+    return 3 * row_bands + column_bands
 
 
 def cells(windows: Windows, device: torch.device | None = None) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
@@ -127,20 +127,20 @@ def cells(windows: Windows, device: torch.device | None = None) -> tuple[Int[Ten
 
 def split_by_index(x: Float[Tensor, "b h w c"], windows: Windows) -> Float[Tensor, "b_windows n c"]:
     """`split` in one copy. Padded places read a row of zeros after the last token."""
-    _, h, w, c = x.shape
-    tokens = x.reshape(-1, h * w, c)
+    (b, h, w, c), (i, j), (p, q) = x.shape, windows.counts, windows.window
+    tokens = x.reshape(b, h * w, c)
     if torch.compiler.is_compiling() or windows.padded != windows.size:
         tokens = F.pad(tokens, (0, 0, 0, 1))
-    index = table(source_index, windows, x)
-    # By way of one row of tokens: from `b (windows n)` directly, compiled code would tell one window from several.
-    return tokens.index_select(1, index).view(-1, c).view(-1, windows.window[0] * windows.window[1], c)
+    tokens = tokens.index_select(1, table(source_index, windows, x))
+    # By way of one row of tokens: from `b (windows n) c`, compiled code would tell one window from several.
+    return tokens.view(b * i * j * p * q, c).view(b * i * j, p * q, c)
 
 
 def merge_by_index(tokens: Float[Tensor, "b_windows n c"], windows: Windows) -> Float[Tensor, "b h w c"]:
     """`merge` in one copy."""
-    (i, j), (_, n, c) = windows.counts, tokens.shape
-    index = table(target_index, windows, tokens)
-    return tokens.reshape(-1, c).view(-1, i * j * n, c).index_select(1, index).unflatten(1, windows.size)
+    (i, j), (m, n, c) = windows.counts, tokens.shape
+    tokens = tokens.reshape(m * n, c).view(m // (i * j), i * j * n, c)
+    return tokens.index_select(1, table(target_index, windows, tokens)).unflatten(1, windows.size)
 
 
 def source_index(windows: Windows, device: torch.device) -> Int[Tensor, " windows_n"]:
@@ -207,10 +207,10 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c"]:
         windows = lay_out((x.shape[1], x.shape[2]), self.window, self.shift, self.padding)
-        mask = None
+        tokens, mask = split_by_index(x, windows), None
         if any(self.shift):
-            mask = same_region(table(regions, windows, x).repeat(x.shape[0], 1))
-        tokens = self.attention(split_by_index(x, windows), at=grid(*self.window, device=x.device), mask=mask)
+            mask = same_region(table(regions, windows, x).repeat(x.shape[0]).view(tokens.shape[:2]))
+        tokens = self.attention(tokens, at=grid(*self.window, device=x.device), mask=mask)
         return merge_by_index(tokens, windows)
 
     def extra_repr(self) -> str:

@@ -82,7 +82,7 @@ def test_gather_is_bitwise_the_plain_path_and_so_are_its_gradients():
 def test_regions_are_the_tokens_that_stayed_neighbours(size, window):
     """Two tokens of a window belong together if they are as far apart in the (padded) map as they are in the window."""
     windows = lay_out(size, window, (window[0] // 2, window[1] // 2))
-    region = regions(windows)
+    region = regions(windows).view(-1, window[0] * window[1])
     cells = grid(*windows.padded)[None]
     if windows.padding == "pad_then_roll":
         places = split(cells, windows._replace(size=windows.padded))
@@ -94,7 +94,7 @@ def test_regions_are_the_tokens_that_stayed_neighbours(size, window):
 @pytest.mark.parametrize("size", [(14, 14), (16, 9), (28, 5)])
 def test_regions_are_timms(size):
     block = SwinTransformerBlock(8, size, num_heads=1, window_size=7, shift_size=3, always_partition=True)
-    region = regions(lay_out(size, (7, 7), (3, 3), "roll_then_pad"))
+    region = regions(lay_out(size, (7, 7), (3, 3), "roll_then_pad")).view(-1, 49)
     assert torch.equal(region[:, :, None] == region[:, None, :], block.attn_mask == 0)
 
 
@@ -159,7 +159,7 @@ def test_attention_is_that_of_each_region_of_each_window_alone(size, padding, wi
     windows = lay_out(size, (4, 4), (2, 2), padding)
     x = torch.randn(2, *size, 16)
     tokens, outputs = split(x, windows), []
-    region = regions(windows).repeat(2, 1)
+    region = regions(windows).repeat(2).view(-1, 16)
     for alone, own in zip(tokens, region, strict=True):
         y = torch.zeros_like(alone)
         for each in own.unique():
@@ -203,6 +203,20 @@ def test_evaluation_equals_training_without_dropout(within):
     trained = layer(x).detach()
     with torch.no_grad():
         within(layer.eval()(x), trained)
+
+
+def test_no_pictures_give_no_pictures():
+    assert attention((4, 4), shift=(2, 2))(torch.randn(0, 7, 9, 16)).shape == (0, 7, 9, 16)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_export_leaves_batch_and_size_free(padding, within, unchecked):
+    layer = attention((4, 4), shift=(2, 2), padding=padding).eval()
+    free = {0: torch.export.Dim("b"), 1: torch.export.Dim("h"), 2: torch.export.Dim("w")}
+    program = torch.export.export(layer, (torch.randn(2, 7, 9, 16),), dynamic_shapes=(free,)).module()
+    for shape in ((2, 7, 9), (5, 3, 2), (3, 20, 4)):
+        x = torch.randn(*shape, 16)
+        within(program(x), layer(x))
 
 
 # Errors

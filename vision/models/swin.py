@@ -171,7 +171,7 @@ class Swin(nn.Module):
         return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape:
+        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
             fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
             raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
         return self.stem_norm(rearrange(self.stem(x), "b d i j -> b i j d"))

@@ -263,7 +263,7 @@ def windows_option(known: Mapping[str, Any], stages: int, reduction: int) -> dic
         return {}
     windows, extents = known["windows"], known.get("extents") or known["windows"]
     largest = max(windows)
-    img_size = known.get("img_size", min(windows[-1]) * reduction)
+    img_size = known.get("img_size", max(windows[-1]) * reduction)
     sides = [math.ceil(img_size / (reduction / 2 ** (stages - 1 - i))) for i in range(stages)]
     if len(windows) != stages or any(
         w != (min(largest[0], side), min(largest[1], side)) for w, side in zip(windows, sides, strict=True)
