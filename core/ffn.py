@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -102,30 +103,42 @@ class GatedConvFfn(nn.Module):
 
     def in_chunks(self, x: Float[Tensor, "b h w d"], size: int) -> Float[Tensor, "b h w d"]:
         """`size` hidden channels at a time: their maps stay in the cache and never exist all at once."""
-        y = None
-        for up, up_bias, depthwise, depthwise_bias, down in self.chunks(size):
-            maps = convolve(F.linear(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
-            gate, value = maps.chunk(2, dim=-1)
-            part = F.linear(F.gelu(gate) * value, down)
-            y = part if y is None else y.add_(part)
+        parts = (gated_maps(x, *weights) for weights in self.chunks(size))
+        y = next(parts)
+        for part in parts:
+            y.add_(part)
         return y if self.down.bias is None else y + self.down.bias
 
-    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]]:
-        """The weights of `size` hidden channels after the other.
+    def chunks(self, size: int) -> Iterator[tuple[Any, ...]]:
+        """The weights of `size` hidden channels after the other, as `gated_maps` takes them.
 
         Zeros round the hidden channels up to 16, a vector of the processor, where they add less than a sixteenth: 127
         are slower than 128.
         """
         extra = -self.hidden % 16
         extra = extra if 16 * extra < self.hidden else 0
-        gate_value = (self.up.weight, self.up.bias, self.depthwise.weight, self.depthwise.bias)
-        pairs = [None if t is None else pad_rows(t.unflatten(0, (2, self.hidden)), extra) for t in gate_value]
-        down = F.pad(self.down.weight, (0, extra)) if extra else self.down.weight
         for first in range(0, self.hidden, size):
-            own = slice(first, first + size if first + size < self.hidden else None)
-            up, up_bias, depthwise, depthwise_bias = (None if t is None else t[:, own].flatten(0, 1) for t in pairs)
-            yield up, up_bias, depthwise, depthwise_bias, down[:, own]
+            own, zeros = slice(first, first + size), extra if first + size >= self.hidden else 0
+            up, up_bias, depthwise, depthwise_bias = (
+                None if weight is None else pad_rows(weight.unflatten(0, (2, self.hidden))[:, own], zeros).flatten(0, 1)
+                for weight in (self.up.weight, self.up.bias, self.depthwise.weight, self.depthwise.bias)
+            )
+            down = self.down.weight[:, own]
+            yield up, up_bias, depthwise, depthwise_bias, F.pad(down, (0, zeros)) if zeros else down
 
 
-def pad_rows(x: Float[Tensor, "two n *rest"], extra: int) -> Float[Tensor, "two m *rest"]:
-    return F.pad(x, (0, 0) * (x.ndim - 2) + (0, extra)) if extra else x
+def pad_rows(pairs: Float[Tensor, "two n *rest"], zeros: int) -> Float[Tensor, "two m *rest"]:
+    return F.pad(pairs, (0, 0) * (pairs.ndim - 2) + (0, zeros)) if zeros else pairs
+
+
+def gated_maps(
+    x: Float[Tensor, "b h w d"],
+    up: Float[Tensor, "two_n d"],
+    up_bias: Float[Tensor, " two_n"] | None,
+    depthwise: Float[Tensor, "two_n 1 3 3"],
+    depthwise_bias: Float[Tensor, " two_n"] | None,
+    down: Float[Tensor, "d n"],
+) -> Float[Tensor, "b h w d"]:
+    maps = convolve(F.linear(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
+    gate, value = maps.chunk(2, dim=-1)
+    return F.linear(F.gelu(gate) * value, down)

@@ -26,10 +26,9 @@ def parse_memory(memory: int | float | str) -> int:
         UserError: another spelling, or nothing.
     """
     match = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", str(memory))
-    unit = UNITS.get(match[2].upper()) if match else None
     try:
-        size = int(float(match[1]) * unit)
-    except (TypeError, ValueError) as error:
+        size = int(float(match[1]) * UNITS[match[2].upper()] if match else "")
+    except (KeyError, ValueError) as error:
         raise UserError(f"memory={memory!r} is no size; give bytes, or a number with MB, GB, MiB or GiB such as '8GB'") from error
     if size < 1:
         raise UserError(f"memory={memory!r} is nothing; give the most that may be used, such as '8GB'")

@@ -91,13 +91,12 @@ def run(way: Way, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
 
 def ensemble(way: Way, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
     """The mean over the 8 turns and reflections (Timofte et al. 2016)."""
-    total = None
+    total = torch.zeros(())
     for turns in range(4):
         for is_flipped in (False, True):
             y = run(way, torch.rot90(x.flip(-1) if is_flipped else x, turns, (-2, -1)))
             y = torch.rot90(y, -turns, (-2, -1))
-            y = y.flip(-1) if is_flipped else y
-            total = y if total is None else total + y
+            total = total.to(y.device) + (y.flip(-1) if is_flipped else y)
     return total / 8
 
 

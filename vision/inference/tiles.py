@@ -30,14 +30,14 @@ def by_tiles(
         tile, overlap: pixels, multiples of `multiple`; the overlap is less than the tile.
     """
     h, w = x.shape[-2:]
-    result, bottom = None, 0
+    result, bottom = x.new_empty(0), 0
     for row in starts(h, tile, overlap, multiple):
-        strip, right = None, 0
+        strip, right = x.new_empty(0), 0
         for column in starts(w, tile, overlap, multiple):
             part = run(x[..., row : row + tile, column : column + tile])
-            strip = part.new_empty(*part.shape[:-1], w * scale) if strip is None else strip
+            strip = strip if right else part.new_empty(*part.shape[:-1], w * scale)
             right = fade_in(strip.mT, part.mT, column * scale, right)
-        result = strip.new_empty(*strip.shape[:-2], h * scale, w * scale) if result is None else result
+        result = result if bottom else strip.new_empty(*strip.shape[:-2], h * scale, w * scale)
         bottom = fade_in(result, strip, row * scale, bottom)
     return result
 

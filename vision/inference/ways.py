@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,7 +32,8 @@ class Way:
     def __init__(
         self, model: nn.Module, mode: str, memory: int | str | None = None, tile: int | None = None, overlap: int | None = None
     ) -> None:
-        self.model, self.mode, self.tile, self.overlap = model, mode, tile, overlap
+        self.model: Any = model  # with attributes of its own
+        self.mode, self.tile, self.overlap = mode, tile, overlap
         self.memory = None if memory is None else parse_memory(memory)
         self.multiple, self.scale = getattr(model, "multiple", 1), getattr(model, "scale", 1)
         self.can_stream = hasattr(model, "stream")

@@ -144,7 +144,7 @@ class Restormer(nn.Module):
         y = self.output(y) + picture if self.skip is None else self.output(y + self.skip(embedded))
         return rearrange(y[:, :h, :w], "b h w c -> b c h w")
 
-    def run(self, stage: nn.Sequential, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
+    def run(self, stage: Any, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         for block in stage:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
         return x

@@ -9,17 +9,17 @@ of which the encoder works in one), the picture and the result; what comes and g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Block, GatedConvFfn
+from core import GatedConvFfn
 
 if TYPE_CHECKING:
-    from vision.models.restormer import Down, Restormer, Up
+    from vision.models.restormer import Restormer
 
 
 @torch.no_grad()
@@ -83,12 +83,12 @@ def bands(height: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:
         yield slice(first, last), slice(first - above, min(last + 1, height)), slice(above, above + last - first)
 
 
-def run(stage: nn.Sequential, x: Float[Tensor, "b h w d"], rows: int) -> None:
+def run(stage: Any, x: Float[Tensor, "b h w d"], rows: int) -> None:
     for block in stage:
         run_block(block, x, rows)
 
 
-def run_block(block: Block, x: Float[Tensor, "b h w d"], rows: int) -> None:
+def run_block(block: Any, x: Float[Tensor, "b h w d"], rows: int) -> None:
     """x = block(x), in place."""
     attention, dim = block.attention, block.attention.dim
     sums = None
@@ -110,7 +110,7 @@ def add(x: Float[Tensor, "b h w d"], change: Callable[[Tensor], Tensor], rows: i
         x[:, own] += change(band)[:, first : first + own.stop - own.start]
 
 
-def go_down(down: Down, x: Float[Tensor, "b h w d"], rows: int) -> Float[Tensor, "b h2 w2 d2"]:
+def go_down(down: Any, x: Float[Tensor, "b h w d"], rows: int) -> Float[Tensor, "b h2 w2 d2"]:
     b, h, w, dim = x.shape
     y = x.new_empty(b, h // 2, w // 2, 2 * dim)
     for own, seen, inner in bands(h, rows + rows % 2):
@@ -119,7 +119,7 @@ def go_down(down: Down, x: Float[Tensor, "b h w d"], rows: int) -> Float[Tensor,
 
 
 def merge(
-    up: Up,
+    up: Any,
     reduce: nn.Module,
     x: Float[Tensor, "b h w d"],
     skip: Float[Tensor, "b h2 w2 d2"],
