@@ -80,16 +80,23 @@ class GatedConvFfn(nn.Module):
         dim: channels of the map.
         hidden: channels of the gate, and of the value.
         bias: of all convolutions.
+
+    Raises:
+        ValueError: no hidden channels, a map of other than `dim` channels.
     """
 
     def __init__(self, dim: int, hidden: int, *, bias: bool = False) -> None:
         super().__init__()
+        if hidden < 1:
+            raise ValueError(f"hidden={hidden} channels are none; use 1 or more, such as {2 * dim}")
         self.dim, self.hidden = dim, hidden
         self.up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first
         self.depthwise = Conv3x3(2 * hidden, 2 * hidden, depthwise=True, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
+        if x.ndim != 4 or x.shape[-1] != self.dim:
+            raise ValueError(f"map of shape {tuple(x.shape)} is not b h w {self.dim}; use channels-last maps as wide as dim")
         return self.in_chunks(x, self.hidden if torch.is_grad_enabled() else self.at_once(x[..., 0].numel()))
 
     def at_once(self, pixels: int) -> int:

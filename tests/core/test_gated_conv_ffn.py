@@ -51,6 +51,14 @@ def test_gradients_of_both_paths(perturbed):
         torch.testing.assert_close(grads[0][name], grads[1][name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_errors():
+    with pytest.raises(ValueError, match=r"hidden=0 channels are none; use 1 or more, such as 12"):
+        GatedConvFfn(6, 0)
+    with pytest.raises(ValueError, match=r"map of shape \(1, 4, 4, 5\) is not b h w 6; use channels-last maps as wide as dim"):
+        GatedConvFfn(6, 12)(torch.randn(1, 4, 4, 5))
+
+
 @pytest.mark.compile
 def test_compiles_to_one_graph(within, perturbed):
     ffn, x = perturbed(GatedConvFfn(6, 31)), torch.randn(2, 6, 7, 6)
