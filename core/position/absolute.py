@@ -98,7 +98,7 @@ class Learned(Position):
             rows = torch.cat([own.expand(*rows.shape[:-2], -1, -1), rows], dim=-2)
         elif places.prefix:
             rows = F.pad(rows, (0, 0, places.prefix, 0))
-        return x + rows.to(x.dtype)
+        return x + rows  # under autocast the residual stream becomes float32 here, as the table is
 
     def points(self, places: Places) -> Float[Tensor, "*b n d"]:
         for axis, size in enumerate(self.site.extent):

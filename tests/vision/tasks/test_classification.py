@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 
 import pytest
@@ -249,4 +250,4 @@ def test_warmup_cosine_is_what_it_says() -> None:
     assert max(factors) == factors[10] == 1.0
     assert factors[55] == pytest.approx(0.01 + 0.99 * 0.5)
     assert factors[-1] < 0.012
-    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
