@@ -110,12 +110,11 @@ class Swin(nn.Module):
             raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
-        largest = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
+        windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
         rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
         self.stages = nn.ModuleList()
         for i, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
-            width, side = dim * 2**i, math.ceil(img_size / (self.stem.reduction * 2**i))
-            window = (min(largest[0], side), min(largest[1], side))
+            width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (self.stem.reduction * 2**i))
             half = tuple(0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
             blocks = []
             for j in range(depth):
@@ -212,6 +211,13 @@ class Swin(nn.Module):
     def keep_features(self, last: int) -> None:
         """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
         self.stages, self.norm, self.head = self.stages[: last + 1], nn.Identity(), nn.Identity()
+
+
+def stage_windows(window_size: int | tuple[int, int], img_size: int, reduction: int, stages: int) -> list[tuple[int, int]]:
+    """The windows of each stage: of `window_size`, or as large as the map of a picture of `img_size` if that is less."""
+    h, w = (window_size, window_size) if isinstance(window_size, int) else window_size
+    sides = [math.ceil(img_size / (reduction * 2**i)) for i in range(stages)]
+    return [(min(h, side), min(w, side)) for side in sides]
 
 
 BASE = {"dim": 128, "depths": (2, 2, 18, 2), "heads": (4, 8, 16, 32)}

@@ -127,7 +127,8 @@ def own_options(weights: Weights) -> dict[str, Any]:
         options = dict(((weights.card or {}).get("model") or {}).get("init_args") or {})
         norm = options.get("norm")
         options |= (norm.get("init_args") or {}) if isinstance(norm, Mapping) else {}
-    return {name: options[name] for name in ("heads", "global_pool", "eps") if name in options}
+    told = ("heads", "global_pool", "eps", "window_size", "img_size", "patch_size", "position")
+    return {name: options[name] for name in told if name in options}
 
 
 @torch.no_grad()

@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from core import ContinuousBias, LayerNorm, RelativeTable
@@ -21,11 +19,21 @@ from core.position.table import all_distances, whole_index
 from vision.errors import UserError
 from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.swin import Swin
-from vision.models.swin_v2 import FinetunedBias, SwinV2
+from vision.models.swin_v2 import SwinV2
 from vision.models.vit import init_weights
 from vision.weights.family import Adapted, Converted
 from vision.weights.fit import fit_channels, fit_classes, fit_eps, fit_patches
 from vision.weights.read import Weights
+from vision.weights.windows import (
+    fit_extents,
+    fit_windows,
+    of_config,
+    of_module,
+    of_options,
+    of_tensors,
+    options_for,
+    positions_of,
+)
 
 MODEL = Swin
 LAYOUTS = ("timm", "torchvision")
@@ -81,6 +89,10 @@ SPELLINGS = {  # to timm's, in this order; "<n>" is a number that still has to b
         (r"^classifier\.", "head.fc."),
     ),
 }
+NOTES = {
+    "timm": ["timm's numbers at sizes other than its own are those of padding='roll_then_pad'"],
+    "huggingface": ["transformers decides by its image_size where windows shift: its numbers at other sizes may differ"],
+}
 FOLLOWS = r"\.(relative_position_index|relative_coords_table|attn_mask|k_bias)$|(^|\.)mask_token$"  # from the sizes, or unused
 BEYOND = {  # parts of related models that ours do not have
     r"(^|\.)absolute_pos_embed$|position_embeddings$": "absolute positions (ape)",
@@ -97,29 +109,26 @@ def from_layout(weights: Weights, layout: str) -> Converted:
     Raises:
         UserError: it has parts that Swin does not have.
     """
-    theirs = respelled(weights.state, layout)
+    theirs = {as_timm(name, layout): tensor for name, tensor in weights.state.items()}
     for pattern, part in BEYOND.items():
         if any(re.search(pattern, name) for name in theirs):
             raise UserError(f"{weights.name} has {part}, which our Swin does not; use the library it comes from")
-    options: dict[str, Any] = geometry_of(theirs)
+    options: dict[str, Any] = of_tensors(theirs)
     options |= live_options(weights.module, layout) if weights.module is not None else {}
     options |= config_options(weights.config) if layout == "huggingface" else {}
     options |= {"padding": "roll_then_pad"} if layout == "timm" else {}
     dropped = [name for name in theirs if re.search(FOLLOWS, name)]
     theirs = {name: tensor for name, tensor in theirs.items() if name not in dropped}
-    notes = join_projections(theirs)
+    notes = join_projections(theirs) + NOTES.get(layout, [])
     return Converted({renamed(name, 0): tensor for name, tensor in theirs.items()}, options, dropped, notes)
 
 
-def respelled(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
-    """A layout's names as timm's."""
-    result = {}
-    for name, tensor in state.items():
-        for pattern, replacement in SPELLINGS[layout]:
-            name = re.sub(pattern, replacement, name)
-        name = re.sub(r"<(\d+)\+1>", lambda match: str(int(match[1]) + 1), name)
-        result[re.sub(r"<(\d+)/2>", lambda match: str(int(match[1]) // 2), name)] = tensor
-    return result
+def as_timm(name: str, layout: str) -> str:
+    """A layout's name as timm's."""
+    for pattern, replacement in SPELLINGS[layout]:
+        name = re.sub(pattern, replacement, name)
+    name = re.sub(r"<(\d+)\+1>", lambda match: str(int(match[1]) + 1), name)
+    return re.sub(r"<(\d+)/2>", lambda match: str(int(match[1]) // 2), name)
 
 
 def renamed(name: str, source: int) -> str:
@@ -149,66 +158,27 @@ def join_projections(theirs: dict[str, Tensor]) -> list[str]:
     return [f"{without} projections without a bias get one of zeros"] if without else []
 
 
-def geometry_of(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the tensors tell of each stage: `windows`, and the windows that distances are measured by (`extents`)."""
-    windows, extents = {}, {}
-    for name, tensor in theirs.items():
-        match = re.match(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_(position_bias|coords)_table$", name)
-        if match is None:
-            continue
-        stage = int(match[1])
-        if match[2] == "position_bias":
-            if (side := math.isqrt(len(tensor))) ** 2 == len(tensor):
-                windows[stage] = ((side + 1) // 2,) * 2
-        else:
-            windows[stage] = tuple((size + 1) // 2 for size in tensor.shape[1:3])
-            # The last entry is log2(1 + 8 (window - 1) / (extent - 1)) / 3; of a window of 1 it is nothing.
-            reach = [8 / (2 ** (3 * entry) - 1) if entry > 0 else 0 for entry in tensor[0, -1, -1].double().tolist()]
-            spans = [(size - 1) * each for size, each in zip(windows[stage], reach, strict=True)]
-            extents[stage] = tuple(1 + round(span) for span in spans)
-    stages = range(len(windows))
-    found = {"windows": tuple(windows[i] for i in stages)} if windows.keys() == set(stages) else {}
-    return found | ({"extents": tuple(extents[i] for i in stages)} if extents.keys() == set(stages) else {})
-
-
 def live_options(module: nn.Module, layout: str) -> dict[str, Any]:
     """Windows, picture size and eps of a live module."""
+    name = type(module).__name__
     if any(getattr(part, "always_partition", False) for part in module.modules()):
-        raise UserError(
-            f"{type(module).__name__} was built with always_partition=True, which our Swin cannot say; use timm for it"
-        )
-    windows, extents = {}, {}
-    for name, part in module.named_modules():
-        stage = re.match(r"layers\.(\d+)\.blocks\.", next(iter(respelled({f"{name}.": torch.empty(0)}, layout))))
-        if stage and hasattr(part, "window_size") and hasattr(part, "relative_position_index"):
-            window = pair(part.window_size)
-            pretrained = pair(getattr(part, "pretrained_window_size", 0))
-            windows[int(stage[1])], extents[int(stage[1])] = window, pretrained if min(pretrained) > 0 else window
-    options = {"windows": tuple(windows.values()), "extents": tuple(extents.values())}
-    options["eps"] = next((part.eps for part in module.modules() if isinstance(part, nn.LayerNorm)), None)
-    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    if size is not None and size[0] == size[1]:
-        options["img_size"] = size[0]
-    return options
-
-
-def pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+        raise UserError(f"{name} was built with always_partition=True, which our Swin does not know; use timm for it")
+    parts = dict(module.named_modules())
+    options = of_module({as_timm(f"{name}.", layout): part for name, part in parts.items()})
+    options["eps"] = next((part.eps for part in parts.values() if isinstance(part, nn.LayerNorm)), None)
+    size = getattr(parts.get("patch_embed"), "img_size", None)
+    return options | ({"img_size": size[0]} if size is not None and size[0] == size[1] else {})
 
 
 def config_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Windows, picture size and eps of transformers' config."""
     if config.get("hidden_act", "gelu") != "gelu":
         raise UserError(f"the config has hidden_act={config['hidden_act']!r}, Swin the exact GELU; use transformers for it")
-    options = {ours: config[theirs] for ours, theirs in (("eps", "layer_norm_eps"),) if theirs in config}
-    image, patch = config.get("image_size"), config.get("patch_size")
-    if config.get("model_type") == "swinv2" and isinstance(image, int) and isinstance(patch, int):
-        stages = range(len(config["depths"]))
-        sides = [min(config["window_size"], image // patch // 2**i) for i in stages]
-        pretrained = config.get("pretrained_window_sizes") or [0] * len(sides)
-        options |= {"img_size": image, "windows": tuple(pair(side) for side in sides)}
-        options["extents"] = tuple(pair(before or side) for before, side in zip(pretrained, sides, strict=False))
-    return options
+    if config.get("layer_norm_eps", 1e-5) != 1e-5:  # Swin's; transformers gives another one to some of the norms only
+        raise UserError(
+            f"the config has layer_norm_eps={config['layer_norm_eps']:g}, all of Swin's norms 1e-05; use transformers for it"
+        )
+    return of_config(config)
 
 
 def options_of(converted: Converted) -> dict[str, Any]:
@@ -232,7 +202,12 @@ def options_of(converted: Converted) -> dict[str, Any]:
     heads = [heads_of(state, inside.format(i)) for i in range(len(depths))]
     hidden = len(state["stages.0.blocks.0.ffn.up.weight"])
     eps = known.get("eps")
-    return windows_option(known, len(depths), patch_size * 2 ** (len(depths) - 1)) | {
+    if not known.get("windows") and "window_size" not in known:
+        raise UserError(
+            "the weights do not tell their windows; pass them: vision.load_model(source, window_size=..., img_size=...)"
+        )
+    told = options_for(known["windows"], known["extents"], known.get("img_size"), patch_size) if known.get("windows") else {}
+    return told | {
         "patch_size": patch_size,
         "in_chans": in_chans,
         "num_classes": len(state["head.weight"]) if "head.weight" in state else 0,
@@ -253,43 +228,6 @@ def heads_of(state: Mapping[str, Tensor], attention: str) -> int:
     raise UserError("there is no table of positions; build the model and use vision.load_weights(model, source)")
 
 
-def windows_option(known: Mapping[str, Any], stages: int, reduction: int) -> dict[str, Any]:
-    """`window_size`, `img_size` and `position` from the windows of each stage."""
-    if not known.get("windows"):
-        if "window_size" not in known:
-            raise UserError(
-                "the weights do not tell their windows; pass them: vision.load_model(source, window_size=..., img_size=...)"
-            )
-        return {}
-    windows, extents = known["windows"], known.get("extents") or known["windows"]
-    largest = max(windows)
-    img_size = known.get("img_size", max(windows[-1]) * reduction)
-    sides = [math.ceil(img_size / (reduction / 2 ** (stages - 1 - i))) for i in range(stages)]
-    if len(windows) != stages or any(
-        w != (min(largest[0], side), min(largest[1], side)) for w, side in zip(windows, sides, strict=True)
-    ):
-        raise UserError(
-            f"windows {windows} do not follow from one size; build the model and use vision.load_weights(model, source)"
-        )
-    return {
-        "window_size": largest[0] if largest[0] == largest[1] else largest,
-        "img_size": img_size,
-        **({"position": partial(FinetunedBias, share=share_of(windows, extents))} if extents != windows else {}),
-    }
-
-
-def share_of(windows: tuple[tuple[int, int], ...], extents: tuple[tuple[int, int], ...]) -> float:
-    """Side of the windows that distances are measured by over that of the windows.
-
-    Raises:
-        UserError: it is another one in each stage.
-    """
-    share = extents[0][0] / windows[0][0]
-    if any(tuple(round(size * share) for size in window) != extent for window, extent in zip(windows, extents, strict=True)):
-        raise UserError(f"windows {windows} measured by {extents} are not in one proportion; use the library it comes from")
-    return share
-
-
 # Ours into a model of other sizes
 
 
@@ -302,64 +240,11 @@ def adapt(converted: Converted, model: Swin) -> Adapted:
     elif isinstance(model.stem, PatchEmbedding):
         fit_channels(fit, "stem.proj.weight", model.in_chans)
         fit_patches(fit, "stem.proj.weight", model.stem.reduction)
-    positions = {
-        f"stages.{i}.blocks.{j}.attention.attention.position": block.attention.attention.position
-        for i, stage in enumerate(model.stages)
-        for j, block in enumerate(stage.blocks)
-    }
-    fit_windows(fit, positions, told.get("windows") or ())
-    fit_extents(fit, model, positions, told)
+    told = of_options(told, len(model.stages)) | told
+    fit_windows(fit, model, told.get("windows", ()))
+    fit_extents(fit, model, told.get("extents", ()))
     fit_eps(fit, model, told.get("eps"))
     return fit
-
-
-def fit_windows(fit: Adapted, positions: Mapping[str, nn.Module], windows: tuple[tuple[int, int], ...]) -> None:
-    """Tables for windows of another size (bicubic, as Microsoft's code)."""
-    done = {}
-    for name, position in positions.items():
-        table = fit.state.get(f"{name}.table")
-        if not isinstance(position, RelativeTable) or table is None or table.shape == position.table.shape:
-            continue
-        stage, after = int(name.split(".")[1]), position.site.extent
-        side = (math.isqrt(len(table)) + 1) // 2
-        before = windows[stage] if stage < len(windows) else (side, side)
-        if table.shape[1] != position.table.shape[1] or math.prod(2 * n - 1 for n in before) != len(table):
-            continue
-        grid = rearrange(table.float(), "(h w) heads -> 1 heads h w", h=2 * before[0] - 1)
-        grid = F.interpolate(grid, size=[2 * n - 1 for n in after], mode="bicubic", align_corners=False)
-        fit.state[f"{name}.table"] = rearrange(grid, "1 heads h w -> (h w) heads").to(table.dtype)
-        done[before, after] = f"windows {before[0]}x{before[1]} -> {after[0]}x{after[1]}: tables resized, bicubic"
-    fit.adapted += done.values()
-
-
-def fit_extents(fit: Adapted, model: Swin, positions: Mapping[str, nn.Module], told: Mapping[str, Any]) -> None:
-    """Swin v2: distances keep the measure that they had in the source, whatever the windows of the model."""
-    continuous = {int(name.split(".")[1]): p for name, p in positions.items() if isinstance(p, ContinuousBias)}
-    extents = told.get("extents") or ()
-    if not continuous:
-        return
-    if len(extents) < len(continuous):
-        fit.adapted.append(
-            f"the source does not tell its windows: distances are measured as the model does, by {continuous[0].spans}"
-        )
-        return
-    wanted = {i: tuple(max(size - 1, 1) for size in extents[i]) for i in continuous}
-    if all(continuous[i].spans == spans for i, spans in wanted.items()):
-        return
-    windows = tuple(continuous[i].site.extent for i in sorted(continuous))
-    try:
-        position = partial(FinetunedBias, share=share_of(windows, extents[: len(windows)]))
-    except UserError as error:
-        fit.problems.append(str(error))
-        return
-    fit.adapted.append(f"distances are measured by windows of {extents[0][0]}x{extents[0][1]}, as in the source")
-    fit.actions.append(partial(measure_by, model, positions, wanted, position))
-
-
-def measure_by(model: Swin, positions: Mapping[str, nn.Module], spans: Mapping[int, tuple[int, int]], position: Any) -> None:
-    for name, part in positions.items():
-        part.spans = spans[int(name.split(".")[1])]
-    model.options["position"] = position
 
 
 # Ours to theirs
@@ -373,6 +258,8 @@ def to_layout(model: Swin, layout: str) -> dict[str, Tensor]:
     """
     state = {renamed(name, 1): tensor for name, tensor in model.state_dict().items()}
     alien = next((name for name in state if re.search(r"^stages\.|^stem", name)), None)
+    kinds = [position for _, position in positions_of(model).values() if not isinstance(position, model.default_position)]
+    alien = type(kinds[0]).__name__ if kinds else alien
     if alien:
         raise UserError(f"{layout}'s Swin has no place for {alien}; use layout='vision'")
     if layout == "timm":

@@ -97,10 +97,19 @@ def test_equals_transformers_v2(perturbed, within):
     agree(vision.load_model(theirs), theirs, ((64, 64), (64, 52), (49, 61)), within)
 
 
+@torch.no_grad()
+def shaken(model: nn.Module) -> nn.Module:
+    """As `perturbed`, but matrices by what they start with: deep models would amplify every rounding otherwise."""
+    for name, parameter in model.named_parameters():
+        size = 1.0 if name.endswith("bias_table") else 0.2 if parameter.squeeze().ndim < 2 else 0.02
+        parameter.add_(size * torch.randn_like(parameter))
+    return model.eval()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swinv2_tiny_window16_256"])
-def test_tiny_equals_timm(name, perturbed, within):
-    theirs = perturbed(timm.create_model(name, strict_img_size=False)).eval()
+def test_tiny_equals_timm(name, within):
+    theirs = shaken(timm.create_model(name, strict_img_size=False))
     ours = vision.create_model(name, padding="roll_then_pad", weights=theirs).eval()
     agree(ours, theirs, SIZES, within, batch=1)
 
@@ -109,19 +118,19 @@ def test_tiny_equals_timm(name, perturbed, within):
 @pytest.mark.parametrize(
     ("name", "theirs"), [("swin_tiny_patch4_window7_224", "swin_t"), ("swinv2_tiny_window8_256", "swin_v2_t")]
 )
-def test_tiny_equals_torchvision(name, theirs, perturbed, within):
-    theirs = perturbed(torchvision.models.get_model(theirs)).eval()
+def test_tiny_equals_torchvision(name, theirs, within):
+    theirs = shaken(torchvision.models.get_model(theirs))
     agree(vision.create_model(name, weights=theirs).eval(), theirs, SIZES, within, batch=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_tiny_equals_transformers(kind, perturbed, within):
+def test_tiny_equals_transformers(kind, within):
     model, config = {
         "swin": (SwinForImageClassification, SwinConfig(num_labels=1000)),
         "swinv2": (Swinv2ForImageClassification, Swinv2Config(image_size=256, window_size=8, num_labels=1000)),
     }[kind]
-    theirs = perturbed(model(config)).eval()
+    theirs = shaken(model(config))
     agree(vision.load_model(theirs), theirs, [(config.image_size,) * 2], within, batch=1)
 
 
