@@ -2,116 +2,103 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from vision.cli import nearest
 
-NOISE = re.compile(r"Expected a path but|Does not validate against any|Expected a <class 'NoneType'>|^Subtypes:|^Errors:")
-TYPE_NAMES = {"NoneType": "null", "str": "text", "dict": "a mapping", "list": "a list", "bool": "true or false"}
-# a class path or a key: what a parser of the options of that class, or of the whole command, accepts
+# a class path, or None for the whole command -> the keys that it accepts
 KnownKeys = Callable[[str | None], Sequence[str]]
+SHORT_NAME_PACKAGES = ("vision.tasks", "vision.data", "vision.callbacks")
+
+NOISE = re.compile(r"Expected a path but|Does not validate against any|Expected a <class 'NoneType'>|^Subtypes:|^Errors:")
+CALLABLE = re.compile(r"Type \S.* expects a function or a callable class: ")
+TYPE_NAMES = {"NoneType": "null", "str": "text", "dict": "a mapping", "list": "a list", "bool": "true or false"}
+
+
+@dataclass
+class Mistake:
+    """A value that the parser refused.
+
+    Attributes:
+        key: where it stands, as on the command line: `model.lr`.
+        class_path: the class whose option it is, None when not told.
+        reasons: what the parser said, a line for each alternative of the type.
+        given: the value, as the user wrote it, None when not told.
+        known_keys: the keys that a class accepts.
+    """
+
+    key: str
+    class_path: str | None
+    reasons: list[str]
+    given: str | None
+    known_keys: KnownKeys = field(repr=False)
 
 
 def one_line(message: str, known_keys: KnownKeys) -> str:
-    """One line for a parser's message.
+    """One line for a parser's message; one that is not understood keeps its words.
 
     Args:
         message: what the parser said.
         known_keys: gives the keys that a class (by class path), or the command (None), accepts.
     """
     message = message.strip()
-    for pattern, explain in EXPLANATIONS:
-        found = re.match(pattern, message, flags=re.DOTALL)
-        if found:
+    for pattern, explain in COMMAND_MISTAKES:
+        if found := re.match(pattern, message, flags=re.DOTALL):
             return explain(found, known_keys)
-    key, class_path, reason = _innermost(message)
-    if key is None:
+    mistake = innermost(message, known_keys)
+    if mistake is None:
         return " ".join(message.split())
-    return _explain_value(key, class_path, reason, _given(message), known_keys)
+    for pattern, explain_value in VALUE_MISTAKES:
+        if mistake.reasons and (found := re.match(pattern, mistake.reasons[0])):
+            return explain_value(found, mistake)
+    return wrong_type(mistake)
 
 
-def _innermost(message: str) -> tuple[str | None, str | None, list[str]]:
-    """The dotted key a nested message ends at, the class whose option it is, and the reasons given there."""
-    key: list[str] = []
+def innermost(message: str, known_keys: KnownKeys) -> Mistake | None:
+    """What is wrong at the end of a nested message: a line for each key, class and alternative on the way there."""
+    keys: list[str] = []
     class_path: str | None = None
     reasons: list[str] = []
     for line in message.splitlines():
-        line = line.strip().removeprefix("- ")
-        if found := re.fullmatch(r'Parser key "(.+?)":', line):
-            key.append(found[1])
-            reasons = []
+        line = CALLABLE.sub("", line.strip().removeprefix("- "))
+        if found := re.fullmatch(r'Parser key "(.+?)":\s*(.*)', line):
+            keys.append(found[1])
+            reasons = [found[2]] if found[2] else []
         elif found := re.fullmatch(r"Problem with given class_path '(.+)':", line):
             class_path, reasons = found[1], []
         elif line.startswith("Given value type:"):
             break
         elif line and not NOISE.search(line):
             reasons.append(line)
-    return ".".join(key) or None, class_path, reasons
+    if not keys:
+        return None
+    if found := re.search(r"Got value: Namespace\(class_path='([\w.]+)'", message):
+        class_path = found[1]
+    shown = re.search(r"Got value:[ ]?(.*)", message) or re.search(r"Given value: (.+)", message)
+    given = shown[1].strip() if shown and not re.match(r"NestedArg|Namespace|\{", shown[1]) else None
+    return Mistake(
+        ".".join(keys), class_path, [re.sub(r"\.? ?Got value:.*", "", reason) for reason in reasons], given, known_keys
+    )
 
 
-def _given(message: str) -> str | None:
-    """The value that was refused, as the user wrote it."""
-    found = re.search(r"Got value: (.+)", message) or re.search(r"Given value: (?!NestedArg|Namespace|\{)(.+)", message)
-    return found[1].strip() if found else None
+# Mistakes in the options of the command
 
 
-def _explain_value(key: str, class_path: str | None, reasons: list[str], given: str | None, known_keys: KnownKeys) -> str:
-    reason = reasons[0] if reasons else "is not accepted"
-    if found := re.match(r"Option '(.+?)' is not accepted", reason):
-        return _unknown_key(f"{key}.{found[1]}", key, class_path, known_keys)
-    if found := re.match(r"the following arguments are required: (.+)", reason):
-        missing = ", ".join(f"{key}.{name}" for name in found[1].split(", "))
-        return f"{missing} is missing ({class_path} needs it); give --{key}.{found[1].split(', ')[0]} or write it in the config"
-    if found := re.match(r"Importing '(.+?)' is not allowed", reason):
-        return f"{key}: {found[1]} is refused: a config names models, data and their parts, nothing that runs or writes things"
-    if found := re.match(r"module '(.+?)' has no attribute '(.+?)'", reason):
-        return f"{key}: {found[1]} has no {found[2]}" + _similar_in_module(found[1], found[2])
-    if found := re.match(r"No module named '(.+?)'", reason):
-        return f"{key}: no module {found[1]}, from {class_path or given}; check the spelling, or install what holds it"
-    if found := re.match(r"Expected a dot import path string: (.+)", reason):
-        return f"{key}: no class {found[1]} is known by that short name" + _similar_name(found[1])
-    if found := re.match(r"Import path .*does not correspond to a subclass of (\w+)", reason):
-        return f"{key}: {given or class_path} is not a {found[1]}"
-    expected = [
-        _plain_types(found[1]) for line in reasons if (found := re.match(r"Expected an? (.+?)(?:\. Got value: .*)?$", line))
-    ]
-    if expected:
-        value = f"{key}={given}" if given is not None else f"{key}: the value"
-        return f"{value} is not {' or '.join(dict.fromkeys(expected))}"
-    return f"{key}: {' '.join(reasons)[:300]}"
-
-
-def _plain_types(text: str) -> str:
-    """`<class 'int'>` -> `int`; `typing.Literal['a', 'b']` -> `one of 'a', 'b'`."""
-    if found := re.fullmatch(r"(?:typing\.)?Literal\[(.+)\]", text):
-        return f"one of {found[1]}"
-    name = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
-    return TYPE_NAMES.get(name, name)
-
-
-def _unknown_key(given: str, parent: str, class_path: str | None, known_keys: KnownKeys) -> str:
-    option = given.removeprefix(f"{parent}.")
-    known = list(known_keys(class_path))
-    whose = f" ({class_path} has {', '.join(known)})" if known and len(known) <= 12 else ""
-    guess = nearest(option, known)
-    return f"unknown key {given}" + (f"; did you mean {parent}.{guess}?" if guess else f"{whose}")
-
-
-def _unrecognized(found: re.Match[str], known_keys: KnownKeys) -> str:
-    words = found[1].split()
-    name = words[0].partition("=")[0]
+def unknown_option(found: re.Match[str], known_keys: KnownKeys) -> str:
+    name = found[1].split()[0].partition("=")[0]
     if not name.startswith("-"):
-        return f"unexpected word {words[0]}; an option starts with --, as in --config FILE"
-    known = [f"--{key}" for key in known_keys(None)]
-    return f"unknown option {name}" + _did_you_mean(name, known)
+        return f"unexpected word {name}; an option starts with --, as in --config FILE"
+    return f"unknown option {name}" + did_you_mean(name, [f"--{key}" for key in known_keys(None)])
 
 
-def _unknown_config_key(found: re.Match[str], known_keys: KnownKeys) -> str:
-    return f"unknown key {found[1]} in the config" + _did_you_mean(found[1], list(known_keys(None)))
+def unknown_config_key(found: re.Match[str], known_keys: KnownKeys) -> str:
+    return f"unknown key {found[1]} in the config" + did_you_mean(found[1], list(known_keys(None)))
 
 
-def _did_you_mean(given: str, known: list[str]) -> str:
+def did_you_mean(given: str, known: list[str]) -> str:
     """Mends the first part (`trainr.max_epochs`), then the whole; below `model` and `data` only the chosen class knows more."""
     root, dot, rest = given.partition(".")
     roots = sorted({key.partition(".")[0] for key in known})
@@ -124,41 +111,109 @@ def _did_you_mean(given: str, known: list[str]) -> str:
     return f"; did you mean {guess}?" if guess else "; --help-all lists all of them"
 
 
-def _missing(found: re.Match[str], known_keys: KnownKeys) -> str:
+def missing(found: re.Match[str], known_keys: KnownKeys) -> str:
     names = [name.rpartition(".")[2] for name in found[1].split(", ")]
     return f"{' and '.join(names)} missing; give a config (vision fit --config FILE) or --{names[0]} CLASS"
 
 
-def _similar_in_module(module: str, name: str) -> str:
-    import importlib
+def without_value(found: re.Match[str], known_keys: KnownKeys) -> str:
+    return f"{found[1]} needs a value"
 
+
+COMMAND_MISTAKES: list[tuple[str, Callable[[re.Match[str], KnownKeys], str]]] = [
+    (r"unrecognized arguments: (.+)", unknown_option),
+    (r"(?:Subcommand '\w+'|Group '[\w.]+') does not accept option '(.+?)'", unknown_config_key),
+    (r"Option '(.+?)' is not accepted", unknown_config_key),
+    (r"the following arguments are required: (.+)", missing),
+    (r"argument (\S+): expected one argument", without_value),
+]
+
+
+# Mistakes in a value
+
+
+def unknown_key(found: re.Match[str], mistake: Mistake) -> str:
+    return not_an_option(found[1], mistake)
+
+
+def unknown_in_group(found: re.Match[str], mistake: Mistake) -> str:
+    return not_an_option(f"{found[1]}.{found[2]}", mistake)
+
+
+def not_an_option(option: str, mistake: Mistake) -> str:
+    known = list(mistake.known_keys(mistake.class_path)) if mistake.class_path else []
+    if guess := nearest(option, known):
+        return f"unknown key {mistake.key}.{option}; did you mean {mistake.key}.{guess}?"
+    whose = f" ({mistake.class_path} has {', '.join(known)})" if known and len(known) <= 12 else ""
+    return f"unknown key {mistake.key}.{option}{whose}"
+
+
+def missing_key(found: re.Match[str], mistake: Mistake) -> str:
+    names = [f"{mistake.key}.{name}" for name in found[1].split(", ")]
+    return f"{', '.join(names)} is missing ({mistake.class_path} needs it); give --{names[0]} or write it in the config"
+
+
+def refused(found: re.Match[str], mistake: Mistake) -> str:
+    return (
+        f"{mistake.key}: {found[1]} is refused: a config names models, data and their parts, nothing that runs or writes things"
+    )
+
+
+def not_in_module(found: re.Match[str], mistake: Mistake) -> str:
+    module, name = found[1], found[2]
     guess = nearest(name, [known for known in dir(importlib.import_module(module)) if not known.startswith("_")])
-    return f"; did you mean {module}.{guess}?" if guess else ""
+    return f"{mistake.key}: {module} has no {name}" + (f"; did you mean {module}.{guess}?" if guess else "")
 
 
-def _similar_name(name: str) -> str:
+def no_module(found: re.Match[str], mistake: Mistake) -> str:
+    named = mistake.class_path or mistake.given
+    return f"{mistake.key}: no module {found[1]}, from {named}; check the spelling, or install what holds it"
+
+
+def no_short_name(found: re.Match[str], mistake: Mistake) -> str:
     known = dict(short_names())
-    guess = nearest(name, list(known))
-    if guess:
-        return f"; did you mean {guess} ({known[guess]}.{guess})?"
-    return "; write it in full, package.module.Class, or use one of " + ", ".join(sorted(known))
+    guess = nearest(found[1], list(known))
+    also = (
+        f"did you mean {guess} ({known[guess]}.{guess})?" if guess else f"use package.module.Class, or {', '.join(sorted(known))}"
+    )
+    return f"{mistake.key}: no class {found[1]} is known by that short name; {also}"
+
+
+def wrong_class(found: re.Match[str], mistake: Mistake) -> str:
+    return f"{mistake.key}: {mistake.given or mistake.class_path} is not a {found[1]}"
+
+
+def wrong_type(mistake: Mistake) -> str:
+    expected = [plain_type(found[1]) for line in mistake.reasons if (found := re.match(r"Expected an? (.+)", line))]
+    if not expected:
+        return f"{mistake.key}: {' '.join(mistake.reasons)[:300] or 'the value is not accepted'}"
+    value = f"{mistake.key}: the value" if mistake.given is None else f"{mistake.key}={mistake.given or repr('')}"
+    return f"{value} is not {' or '.join(dict.fromkeys(expected))}"
+
+
+def plain_type(text: str) -> str:
+    """`<class 'int'>` -> `int`; `typing.Literal['a', 'b']` -> `one of 'a', 'b'`."""
+    if found := re.fullmatch(r"(?:typing\.)?Literal\[(.+)\]", text):
+        return f"one of {found[1]}"
+    name = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    return TYPE_NAMES.get(name, name)
 
 
 def short_names() -> Iterator[tuple[str, str]]:
     """The class names that may be written without their package, each with the package that has it."""
-    import importlib
-
     for package in SHORT_NAME_PACKAGES:
         for name in getattr(importlib.import_module(package), "__all__", ()):
             yield name, package
 
 
-SHORT_NAME_PACKAGES = ("vision.tasks", "vision.data", "vision.callbacks")
-
-EXPLANATIONS: list[tuple[str, Callable[[re.Match[str], KnownKeys], str]]] = [
-    (r"unrecognized arguments: (.+)", _unrecognized),
-    (r"(?:Subcommand '\w+'|Group '[\w.]+') does not accept option '(.+?)'", _unknown_config_key),
-    (r"Option '(.+?)' is not accepted", _unknown_config_key),
-    (r"the following arguments are required: (.+)", _missing),
-    (r"argument (\S+): expected one argument", lambda found, _: f"{found[1]} needs a value"),
+VALUE_MISTAKES: list[tuple[str, Callable[[re.Match[str], Mistake], str]]] = [
+    (r"Option '(.+?)' is not accepted", unknown_key),
+    (r"unrecognized arguments: --([\w.-]+)", unknown_key),
+    (r"Group '([\w.]+)' does not accept option '(.+?)'", unknown_in_group),
+    (r"the following arguments are required: (.+)", missing_key),
+    (r"Importing '(.+?)' is not allowed", refused),
+    (r"module '(.+?)' has no attribute '(.+?)'", not_in_module),
+    (r"No module named '(.+?)'", no_module),
+    (r"Expected a dot import path string: (.+)", no_short_name),
+    (r"Import path .*does not correspond to a subclass of (\w+)", wrong_class),
 ]

@@ -50,5 +50,6 @@ def keys_of(class_path: str) -> list[str]:
         target = getattr(import_module(module), name)
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
-        return list(add(target, fail_untyped=False))
+        add(target, fail_untyped=False)
+        return [action.dest for action in parser._actions if action.dest != "help" and not action.dest.endswith(".help")]
     return []

@@ -26,7 +26,7 @@ MESSAGES = (
     "Restoring states",
     "Loaded model weights",
     "Seed set to",
-    "`Trainer.fit` stopped: `max_epochs",
+    "`Trainer.fit` stopped: `max_",
 )
 LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "lightning.fabric.utilities.rank_zero")
 
@@ -40,7 +40,7 @@ def quiet(*, training: bool) -> Iterator[None]:
     """
 
     def wanted(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(MESSAGES)
+        return not any(message in record.getMessage() for message in MESSAGES)
 
     switch = "JSONARGPARSE_DEPRECATION_WARNINGS"  # about calls that Lightning makes
     before = os.environ.get(switch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,21 @@ def saved_config(run: int = 1) -> dict:
     return yaml.safe_load(Path(f"runs/tiny/{run}/config.yaml").read_text())
 
 
-class TinyNet(nn.Module):
-    def __init__(self, width: int = 4, bias: bool = True) -> None:
+class Unit(nn.Module):
+    """A part that a net takes as a factory."""
+
+    def __init__(self, size: int, slope: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, width, bias=bias), nn.ReLU(), nn.Linear(width, 2))
+        self.slope = slope
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.leaky_relu(x, self.slope)
+
+
+class TinyNet(nn.Module):
+    def __init__(self, width: int = 4, bias: bool = True, unit: Callable[[int], Unit] = Unit) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width, bias=bias), unit(width), nn.Linear(width, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -138,8 +151,20 @@ class NamedTask(TinyTask):
         return self.net(batch[0]).softmax(-1)
 
 
+@dataclass
+class Noise:
+    """Options in a group of their own."""
+
+    level: float = 0.0
+
+
+NO_NOISE = Noise()
+
+
 class TinyData(LightningDataModule):
-    def __init__(self, batch_size: int = 4, fail: str = "", fail_in_worker: str = "", workers: int = 0) -> None:
+    def __init__(
+        self, batch_size: int = 4, fail: str = "", fail_in_worker: str = "", workers: int = 0, noise: Noise = NO_NOISE
+    ) -> None:
         super().__init__()
         self.batch_size, self.fail, self.fail_in_worker, self.workers = batch_size, fail, fail_in_worker, workers
 
