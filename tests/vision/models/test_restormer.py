@@ -291,11 +291,3 @@ def test_compiles_to_one_graph_and_few_of_them(perturbed):
             x = torch.rand(1, 3, h, w)
             torch.testing.assert_close(compiled(x), model(x))
     assert len(graphs) <= 3
-
-
-@pytest.mark.compile
-@pytest.mark.slow
-def test_compiled_is_eager(within, perturbed):
-    model, x = perturbed(Restormer(**TINY)).eval(), torch.rand(1, 3, 13, 24)
-    with torch.no_grad():
-        within(torch.compile(model, fullgraph=True)(x), model(x))
