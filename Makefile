@@ -8,11 +8,11 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/vision fit --config configs/demo.yaml
 
-test: .venv/installed
+test: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not compile" -n 2
 	VISION_SHAPE_CHECK=0 $(BIN)/python -m pytest -m "compile and not slow"
 
-test-all: .venv/installed
+test-all: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not compile" -n 2
 	VISION_SHAPE_CHECK=0 $(BIN)/python -m pytest -m compile
 
@@ -23,10 +23,14 @@ check: .venv/installed-dev
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv || { echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/installed-test: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: .venv/installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
