@@ -4,7 +4,9 @@ from core.attention import Attention, CosineScores, QKNorm, attend, weigh
 from core.block import Block, CrossBlock, DropPath, LayerScale
 from core.channel import ChannelAttention
 from core.coordinates import grid, line, padded_line
+from core.deformable import DeformableAttention, MultiScaleDeformableAttention
 from core.ffn import GatedConvFfn, GatedMlp, Mlp
+from core.neighbourhood import NeighbourhoodAttention
 from core.norm import BatchNorm, BiasFreeNorm, LayerNorm, RMSNorm
 from core.position import (
     Alibi,
@@ -44,6 +46,7 @@ __all__ = [
     "ContinuousBias",
     "CosineScores",
     "CrossBlock",
+    "DeformableAttention",
     "DotScores",
     "DropPath",
     "GatedConvFfn",
@@ -52,7 +55,9 @@ __all__ = [
     "LayerScale",
     "Learned",
     "Mlp",
+    "MultiScaleDeformableAttention",
     "MultiplicativeScores",
+    "NeighbourhoodAttention",
     "Position",
     "QKNorm",
     "RMSNorm",
