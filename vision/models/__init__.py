@@ -1,5 +1,6 @@
 """Models, one readable file each, assembled from `core`."""
 
+from vision.models.dat import DAT
 from vision.models.features import Features
 from vision.models.restormer import Restormer
 from vision.models.stem import ConvStem, PatchEmbedding
@@ -7,4 +8,4 @@ from vision.models.swin import Swin
 from vision.models.swin_v2 import FinetunedBias, SwinV2
 from vision.models.vit import ViT
 
-__all__ = ["ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Restormer", "Swin", "SwinV2", "ViT"]
+__all__ = ["DAT", "ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Restormer", "Swin", "SwinV2", "ViT"]

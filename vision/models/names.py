@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vision.models import restormer, swin, swin_v2, vit
+from vision.models import dat, restormer, swin, swin_v2, vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit_tiny_patch16_224": vit.vit_tiny_patch16_224,
@@ -24,6 +24,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "deit3_small_patch16_224": vit.deit3_small_patch16_224,
     "deit3_base_patch16_224": vit.deit3_base_patch16_224,
     "deit3_large_patch16_224": vit.deit3_large_patch16_224,
+    "dat_tiny": dat.dat_tiny,
+    "dat_small": dat.dat_small,
+    "dat_base": dat.dat_base,
+    "dat_plus_tiny": dat.dat_plus_tiny,
+    "dat_plus_small": dat.dat_plus_small,
+    "dat_plus_base": dat.dat_plus_base,
     "restormer": restormer.restormer,
     "restormer_small": restormer.restormer_small,
     "swin_tiny_patch4_window7_224": swin.swin_tiny_patch4_window7_224,

@@ -43,6 +43,7 @@ LAYOUTS = (
     Layout("Swin", "timm", ("patch_embed.proj.weight", "layers.0.blocks.0.attn.qkv.weight")),
     Layout("Swin", "torchvision", ("features.0.0.weight", "features.1.0.attn.qkv.weight")),
     Layout("Swin", "huggingface", ("*embeddings.patch_embeddings.projection.weight", "*layers.0.blocks.0.attention.*")),
+    Layout("DAT", "vision", ("embed_norm.weight", "stages.0.blocks.0.attention.*", "stages.0.blocks.0.ffn.*")),
     Layout("DAT", "official", ("patch_proj.*", "stages.0.attns.0.*")),
     Layout("Restormer", "vision", ("embed.weight", "latent.0.attention.temperature")),
     Layout("Restormer", "official", ("patch_embed.proj.weight", "encoder_level1.0.attn.temperature")),

@@ -14,12 +14,18 @@ from torch import Tensor, nn
 from vision.errors import UserError
 from vision.models.features import Features
 from vision.rebuild import build, describe
-from vision.weights import restormer, swin, swin_v2, vit
+from vision.weights import dat, restormer, swin, swin_v2, vit
 from vision.weights.detect import LAYOUTS, Layout, detect
 from vision.weights.family import Adapted, Converted, Family
 from vision.weights.read import Source, Weights, peeled, read, trunk
 
-FAMILIES: dict[str, Family] = {"ViT": vit, "SwinV2": swin_v2, "Swin": swin, "Restormer": restormer}  # subclasses first
+FAMILIES: dict[str, Family] = {  # subclasses first
+    "ViT": vit,
+    "SwinV2": swin_v2,
+    "Swin": swin,
+    "DAT": dat,
+    "Restormer": restormer,
+}
 
 
 @dataclass
