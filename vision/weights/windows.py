@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from einops import rearrange
@@ -20,6 +20,7 @@ from core import ContinuousBias, RelativeTable
 from vision.errors import UserError
 from vision.models.swin import Swin, stage_windows
 from vision.models.swin_v2 import FinetunedBias
+from vision.rebuild import partial_target
 from vision.weights.family import Adapted
 
 Sizes = tuple[tuple[int, int], ...]  # one a stage
@@ -42,10 +43,10 @@ def of_tensors(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def of_coordinates(table: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
     """Window and extent of Swin v2's `relative_coords_table`, whose last entry is log2(1 + 8 (window - 1) / (extent - 1)) / 3."""
-    window = tuple((size + 1) // 2 for size in table.shape[1:3])
+    window = ((table.shape[1] + 1) // 2, (table.shape[2] + 1) // 2)
     last = table[0, -1, -1].double().tolist()
     spans = [8 * (size - 1) / (2 ** (3 * entry) - 1) if entry > 0 else 0 for size, entry in zip(window, last, strict=True)]
-    return window, tuple(1 + round(span) for span in spans)
+    return window, (1 + round(spans[0]), 1 + round(spans[1]))
 
 
 def of_module(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -72,13 +73,13 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_options(options: Mapping[str, Any], stages: int) -> dict[str, Any]:
     """From the options of a model of ours, live or as plain values."""
-    if "window_size" not in options:
+    if not {"window_size", "img_size", "patch_size"} <= options.keys():
         return {}
-    windows = tuple(stage_windows(options["window_size"], options["img_size"], options["patch_size"], stages))
+    windows = tuple(stage_windows(pair(options["window_size"]), options["img_size"], options["patch_size"], stages))
     share, position = 1.0, options.get("position")
     if isinstance(position, Mapping) and position["class_path"].endswith(".FinetunedBias"):
         share = position["init_args"]["share"]
-    elif isinstance(position, partial) and position.func is FinetunedBias:
+    elif isinstance(position, partial) and partial_target(position) is FinetunedBias:
         share = position.keywords["share"]
     return {"windows": windows, "extents": tuple(tuple(round(size * share) for size in window) for window in windows)}
 
@@ -135,7 +136,7 @@ def positions_of(model: Swin) -> dict[str, tuple[int, nn.Module]]:
     return {
         f"stages.{i}.blocks.{j}.attention.attention.position": (i, block.attention.attention.position)
         for i, stage in enumerate(model.stages)
-        for j, block in enumerate(stage.blocks)
+        for j, block in enumerate(cast(Iterable[Any], stage.blocks))
     }
 
 
@@ -162,12 +163,12 @@ def fit_extents(fit: Adapted, model: Swin, extents: Sizes) -> None:
     continuous = {name: (i, p) for name, (i, p) in positions_of(model).items() if isinstance(p, ContinuousBias)}
     if not continuous:
         return
-    windows = tuple(stage.blocks[0].attention.window for stage in model.stages)
+    windows = tuple(cast(Any, stage).blocks[0].attention.window for stage in model.stages)
     if len(extents) < len(windows):
         side = 1 + next(iter(continuous.values()))[1].spans[0]
         fit.adapted.append(f"the source does not tell its windows: taken as {side}, the model's; if not, choose windows as there")
         return
-    spans = [tuple(max(size - 1, 1) for size in extent) for extent in extents]
+    spans = [(max(h - 1, 1), max(w - 1, 1)) for h, w in extents]
     if all(position.spans == spans[stage] for stage, position in continuous.values()):
         return
     try:
@@ -181,5 +182,5 @@ def fit_extents(fit: Adapted, model: Swin, extents: Sizes) -> None:
 
 def measure(model: Swin, positions: Sequence[tuple[int, nn.Module]], spans: Sequence[tuple[int, int]], position: partial) -> None:
     for stage, part in positions:
-        part.spans = spans[stage]
+        cast(Any, part).spans = spans[stage]
     model.options["position"] = position

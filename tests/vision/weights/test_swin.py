@@ -20,7 +20,7 @@ from transformers import SwinConfig, SwinForImageClassification, SwinModel, Swin
 import vision
 from core import Rotary
 from vision.errors import UserError
-from vision.models import Swin, SwinV2
+from vision.models import FinetunedBias, Swin, SwinV2
 from vision.weights.detect import detect
 
 SIZE = {"embed_dim": 32, "depths": (2, 1, 2), "num_heads": (1, 2, 4), "num_classes": 7}
@@ -227,6 +227,18 @@ def test_uneven_windows_come_from_a_live_module(perturbed, pictures, apart):
     ours = vision.load_model(theirs)
     assert ours.options["window_size"] == (4, 2)
     assert apart(logits(ours, pictures(96, 64)), logits(theirs, pictures(96, 64))) < 1e-5
+
+
+def test_our_files_tell_uneven_windows_and_grown_ones(tmp_path):
+    position = partial(FinetunedBias, share=0.5)
+    source = SwinV2(64, 4, 3, 7, 32, (1, 1), (1, 2), (8, 6), position=position)
+    vision.save_weights(source, tmp_path / "x.safetensors")
+    model = SwinV2(128, 4, 3, 7, 32, (1, 1), (1, 2), (16, 12))
+    for from_source in (tmp_path / "x.safetensors", source):
+        report = vision.load_weights(model, from_source)
+        assert model.stages[0].blocks[0].attention.attention.position.spans == (3, 2)
+    assert report.adapted == []
+    assert model.options["position"].keywords == {"share": 0.25}
 
 
 @pytest.mark.parametrize("source", ["live timm", "Microsoft's file", "our file"])
