@@ -2,10 +2,12 @@
 
 from core.attention import Attention, CosineScores, QKNorm, attend, weigh
 from core.block import Block, CrossBlock, DropPath, LayerScale
+from core.cache import KeyValueCache
 from core.channel import ChannelAttention
 from core.coordinates import grid, line, padded_line
 from core.deformable import DeformableAttention, MultiScaleDeformableAttention
 from core.ffn import GatedConvFfn, GatedMlp, Mlp
+from core.generate import AveragePenalty, GnmtPenalty, Hypothesis, beam_search, greedy, sample
 from core.neighbourhood import NeighbourhoodAttention
 from core.norm import BatchNorm, BiasFreeNorm, LayerNorm, RMSNorm
 from core.position import (
@@ -33,11 +35,13 @@ from core.selection import (
     SoftSelection,
     StraightThrough,
 )
+from core.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [
     "AdditiveScores",
     "Alibi",
     "Attention",
+    "AveragePenalty",
     "BatchNorm",
     "BiasFreeNorm",
     "Block",
@@ -46,11 +50,17 @@ __all__ = [
     "ContinuousBias",
     "CosineScores",
     "CrossBlock",
+    "Decoder",
     "DeformableAttention",
     "DotScores",
     "DropPath",
+    "Encoder",
+    "EncoderDecoder",
     "GatedConvFfn",
     "GatedMlp",
+    "GnmtPenalty",
+    "Hypothesis",
+    "KeyValueCache",
     "LayerNorm",
     "LayerScale",
     "Learned",
@@ -73,10 +83,13 @@ __all__ = [
     "StraightThrough",
     "T5Bias",
     "attend",
+    "beam_search",
+    "greedy",
     "grid",
     "line",
     "padded_line",
     "refuse_double",
     "require_hooks",
+    "sample",
     "weigh",
 ]

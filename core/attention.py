@@ -15,6 +15,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from core.cache import LayerCache
 from core.mask import causal as causal_mask
 from core.position import Position
 
@@ -124,7 +125,9 @@ def forbid(blocked: Bool[Tensor, "*m"], dtype: torch.dtype) -> Float[Tensor, "*m
 
 def any_along(mask: Bool[Tensor, "..."], dim: int) -> Bool[Tensor, "..."]:
     """`mask.any(dim)`, which takes up to 60 times as long on a CPU."""
-    return mask.view(torch.uint8).amax(dim).view(torch.bool) if mask.shape[dim] else mask.any(dim)
+    if torch.compiler.is_compiling() or not mask.shape[dim]:
+        return mask.any(dim)  # Inductor makes C++ of the other form that does not compile
+    return mask.view(torch.uint8).amax(dim).view(torch.bool)
 
 
 def asking_is_free(x: Tensor) -> bool:
@@ -239,6 +242,7 @@ class Attention(nn.Module):
         memory_at: Float[Tensor, "*memory_places axes"] | None = None,
         mask: Bool[Tensor, "*mask #n #m"] | None = None,
         causal: bool = False,
+        cache: LayerCache | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Tokens attend each other, or the memory.
 
@@ -246,12 +250,14 @@ class Attention(nn.Module):
             at, memory_at: coordinates of the tokens and of the memory (`core.coordinates`); positions need them.
             mask: `n m` or `b heads n m` (1s broadcast), True = may attend.
             causal: a token sees no later one.
+            cache: what earlier calls left for these tokens: they attend its keys too (`mask` counts them, `at` does not),
+                and a memory is needed by the first call only.
 
         Raises:
             ValueError: tokens or memory of another width, a memory missing or in excess, coordinates missing, or as `attend`.
         """
-        q, k, v, bias = self.project(x, memory, at, memory_at)
-        k_at = at if memory is None else memory_at
+        q, k, v, bias = self.project(x, memory, at, memory_at, cache)
+        k_at = self.keys_at(at, memory_at, cache)
         dropout = self.dropout if self.training else 0.0
         if self.position is not None and at is not None and k_at is not None and "value" in self.position.hooks:
             # What the position adds to the output depends on the weights: they must be at hand.
@@ -278,33 +284,57 @@ class Attention(nn.Module):
         return weigh(q, k, bias=bias, mask=mask, causal=causal, scale=self.scale)
 
     def project(
-        self, x: Tensor, memory: Tensor | None, at: Tensor | None, memory_at: Tensor | None
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        at: Tensor | None,
+        memory_at: Tensor | None,
+        cache: LayerCache | None = None,
     ) -> tuple[Float[Tensor, "b heads n e"], Float[Tensor, "b kv_heads m e"], Float[Tensor, "b kv_heads m e"], Tensor | None]:
         """Queries, keys and values, normed and turned by their place, and the bias of the scores."""
-        self.check(x, memory)
+        self.check(x, memory, cache)
         kv_dim = self.kv_heads * self.head_dim
-        if memory is None:
-            q, k, v = self.qkv(x).split([self.dim, kv_dim, kv_dim], dim=-1)
+        if self.memory_dim is None:
+            q, k, v = (self.split(t) for t in self.qkv(x).split([self.dim, kv_dim, kv_dim], dim=-1))
+        elif cache is None:
+            q, (k, v) = self.split(self.q(x)), self.of_memory(memory)
         else:
-            q, (k, v) = self.q(x), self.kv(memory).chunk(2, dim=-1)
-        q, k, v = (rearrange(t, "b n (h e) -> b h n e", e=self.head_dim) for t in (q, k, v))
+            q, (k, v) = self.split(self.q(x)), cache.once(lambda: self.of_memory(memory))
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
-        if self.position is None or self.position.hooks <= {"embed"}:
-            return q, k, v, None
-        k_at = at if memory is None else memory_at
-        if at is None or k_at is None:
-            kind, missing = type(self.position).__name__, "at" if at is None else "memory_at"
-            raise ValueError(f"{kind} needs to know where the tokens are; pass {missing}=line(n) or {missing}=grid(h, w)")
-        bias = self.position.bias(q, at, k_at)  # of queries not yet turned: else Shaw beside Rotary sees absolute places
-        return self.position.rotate(q, at), self.position.rotate(k, k_at), v, bias
+        bias = None
+        if self.position is not None and not self.position.hooks <= {"embed"}:
+            k_at = at if self.memory_dim is None else memory_at  # of the new keys: the cached ones are turned already
+            if at is None or k_at is None:
+                kind, missing = type(self.position).__name__, "at" if at is None else "memory_at"
+                raise ValueError(f"{kind} needs to know where the tokens are; pass {missing}=line(n) or {missing}=grid(h, w)")
+            all_at = k_at if cache is None or self.memory_dim is not None else cache.at
+            bias = self.position.bias(q, at, all_at)  # of queries not yet turned: else Shaw beside Rotary sees absolute places
+            q, k = self.position.rotate(q, at), self.position.rotate(k, k_at)
+        if cache is not None and self.memory_dim is None:
+            k, v = cache.extend(k, v)
+        return q, k, v, bias
 
-    def check(self, x: Tensor, memory: Tensor | None) -> None:
+    def split(self, x: Float[Tensor, "b n _"]) -> Float[Tensor, "b h n e"]:
+        return rearrange(x, "b n (h e) -> b h n e", e=self.head_dim)
+
+    def of_memory(self, memory: Float[Tensor, "b m c"] | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory, neither normed nor turned."""
+        k, v = self.kv(memory).chunk(2, dim=-1)
+        return self.split(k), self.split(v)
+
+    def keys_at(self, at: Tensor | None, memory_at: Tensor | None, cache: LayerCache | None) -> Tensor | None:
+        """Where all the keys are."""
+        if self.memory_dim is not None:
+            return memory_at
+        return at if cache is None else cache.at
+
+    def check(self, x: Tensor, memory: Tensor | None, cache: LayerCache | None) -> None:
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"tokens of shape {tuple(x.shape)} are not b n {self.dim}; use tokens as wide as dim={self.dim}")
         if self.memory_dim is None and memory is not None:
             raise ValueError("self-attention takes no memory; build Attention(..., memory_dim=...) for cross-attention")
-        if self.memory_dim is not None and memory is None:
+        if self.memory_dim is not None and memory is None and (cache is None or cache.cross is None):
             raise ValueError("cross-attention (memory_dim is set) needs a memory; pass memory=...")
         if memory is not None and (memory.shape[::2] != (len(x), self.memory_dim) or memory.ndim != 3):
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from core.cache import LayerCache
 from core.norm import LayerNorm
 
 NormOrder = Literal["pre", "post", "residual_post"]
@@ -108,7 +109,7 @@ class CrossBlock(nn.Module):
     Args:
         dim: width of the tokens.
         attention: `(x, **context) -> x`, such as `Attention`.
-        cross_attention: `(x, memory, at=, memory_at=, mask=) -> x`, such as `Attention` with `memory_dim`.
+        cross_attention: `(x, memory, at=, memory_at=, mask=) -> x` (and `cache=`), such as `Attention` with `memory_dim`.
         ffn: `x -> x`, such as `Mlp`.
         norm: makes each norm from `dim`.
         order: "pre": x + f(norm(x)), the default; "post": norm(x + f(x)) (Vaswani et al. 2017).
@@ -139,21 +140,26 @@ class CrossBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        memory: Float[Tensor, "b m c"],
+        memory: Float[Tensor, "b m c"] | None = None,
         *,
         at: Float[Tensor, "..."] | None = None,
         memory_at: Float[Tensor, "..."] | None = None,
         memory_mask: Bool[Tensor, "*mask #n #m"] | None = None,
+        cache: LayerCache | None = None,
         **context: object,
     ) -> Float[Tensor, "b n d"]:
         """Tokens attend each other, then the memory.
 
         Args:
+            memory: None where the cache has its keys and values from an earlier call.
             at, memory_at: coordinates of the tokens and of the memory.
             memory_mask: which token may attend what of the memory: its padding above all, which `mask` knows nothing of.
+            cache: this block's part of a `KeyValueCache`, for both attentions.
             context: passed to the attention among the tokens (`mask`, `causal`, ...).
         """
-        memory_context = {"at": at, "memory_at": memory_at, "mask": memory_mask}
+        memory_context: dict[str, object] = {"at": at, "memory_at": memory_at, "mask": memory_mask}
+        if cache is not None:
+            context, memory_context = context | {"cache": cache}, memory_context | {"cache": cache}
         if self.order == "pre":
             x = x + self.drop(self.attention(self.norm1(x), at=at, **context))
             x = x + self.drop(self.cross_attention(self.norm2(x), memory, **memory_context))

@@ -16,7 +16,8 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -28,6 +29,14 @@ def line(n: int, *, start: int = 0, device: torch.device | None = None) -> Float
 def padded_line(real: Bool[Tensor, "b n"]) -> Float[Tensor, "b n 1"]:
     """Coordinates of rows with padding: the real tokens of each row count from 0, padding on the left stands at 0."""
     return (real.long().cumsum(dim=1) - 1).clamp(min=0).float()[..., None]
+
+
+def packed_line(segments: Int[Tensor, "b n"]) -> Float[Tensor, "b n 1"]:
+    """Coordinates of rows with several sequences in each: every run of equal numbers counts from 0."""
+    places = torch.arange(segments.shape[1], device=segments.device)
+    starts = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=False)
+    first = (places * starts).cummax(dim=1).values
+    return (places - first).float()[..., None]
 
 
 def grid(h: int, w: int, *, device: torch.device | None = None) -> Float[Tensor, "h w 2"]:
