@@ -28,6 +28,8 @@ from vision.weights.read import Weights
 MODEL = DAT
 LAYOUTS = ("official",)
 
+UNTOLD = "strides, offset range and reference points are not in the file: a model built from it has the published ones"
+
 # Parts of a block: theirs within the stage, ours within the block. Names end where "weight" or "bias" begins, tables whole.
 WINDOW = {
     "attns.{}.proj_qkv.": "attention.attention.qkv.",
@@ -114,7 +116,7 @@ def from_layout(weights: Weights, layout: str) -> Converted:
             ours = renamed(name, table)
             is_linear = tensor.ndim == 4 and tensor.shape[2:] == (1, 1) and not ours.endswith("offset_conv.weight")
             state[ours] = tensor.flatten(1) if is_linear else tensor
-    return Converted(state, {"kinds": kinds}, dropped)
+    return Converted(state, {"kinds": kinds}, dropped, [UNTOLD])
 
 
 def kinds_of(state: Mapping[str, Tensor], signs: tuple[str, str, str]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ def test_a_published_file_is_recognised_and_the_round_trip_is_exact(name, tmp_pa
     torch.save({"model": state}, tmp_path / "dat.pth")
     model = vision.load_model(tmp_path / "dat.pth")
     assert model.weights_report.layout == "DAT, official"
+    assert "strides, offset range and reference points are not in the file" in str(model.weights_report)
     vision.save_weights(model, tmp_path / "back.safetensors", layout="official")
     back = load_file(tmp_path / "back.safetensors")
     assert back.keys() == state.keys()
