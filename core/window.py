@@ -74,7 +74,7 @@ def lay_out(
         return windows
     # Times 0 where there is one window: a condition would make torch.compile start anew for such maps.
     rows, columns = (by * torch.sym_min(count - 1, 1) for by, count in zip(shift, windows.counts, strict=True))
-    return windows._replace(shift=(rows, columns))
+    return windows._replace(shift=(rows, columns))  # type: ignore[arg-type]  # symbolic sizes while compiling
 
 
 def split(x: Float[Tensor, "b h w c"], windows: Windows) -> Float[Tensor, "b_windows n c"]:

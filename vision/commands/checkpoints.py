@@ -124,6 +124,11 @@ class LastCheckpoint(ModelCheckpoint):
             return
         super().on_exception(trainer, pl_module, exception)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that ends before its first validation, or some steps after its last one, is kept too."""
+        if trainer.global_step > self._last_global_step_saved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save_checkpoint(trainer, str(Path(str(self.dirpath)) / "last.ckpt"))
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing is taken over: the file name is fixed, the earlier run keeps its own."""
 

@@ -342,6 +342,11 @@ class ImageFolder(ClassificationData):
         if folders and "train" not in folders:
             names = ", ".join(path.name for path in folders.values())
             raise UserError(f"{self.root} has {names} but no train; put the training pictures into {self.root / 'train'}/CLASS/")
+        split_names = {name for group in splits.values() for name in group}
+        flat = [path for path in _subfolders(self.root) if path.name in split_names and path not in folders.values()]
+        flat = [path for path in flat if any(is_image_file(file) for file in path.iterdir())]
+        if flat and (folders or all(path.name in split_names for path in _subfolders(self.root))):
+            raise UserError(f"{flat[0]} has pictures but no class folders; put them into {flat[0]}/CLASS/, as in train")
         return folders or {"train": self.root}
 
     def _scan(self, folder: Path) -> dict[str, list[Path]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from einops import rearrange
@@ -84,6 +84,7 @@ class Swin(nn.Module):
     default_position: type[Position] = RelativeTable
     merging: Callable[..., nn.Module] = PatchMerging
     order: NormOrder = "pre"
+    options: dict[str, Any]
 
     @remember_options
     def __init__(
@@ -110,12 +111,13 @@ class Swin(nn.Module):
             raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
-        windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
+        reduction = cast(int, self.stem.reduction)
+        windows = stage_windows(window_size, img_size, reduction, len(depths))
         rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
         self.stages = nn.ModuleList()
         for i, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
-            width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (self.stem.reduction * 2**i))
-            half = tuple(0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
+            width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (reduction * 2**i))
+            half_h, half_w = (0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
             blocks = []
             for j in range(depth):
                 place = (position or self.default_position)(Site(width, stage_heads, extent=window))
@@ -123,7 +125,9 @@ class Swin(nn.Module):
                 blocks.append(
                     Block(
                         width,
-                        WindowAttention(self.attention(place), window, shift=half if j % 2 else (0, 0), padding=padding),
+                        WindowAttention(
+                            self.attention(place), window, shift=(half_h, half_w) if j % 2 else (0, 0), padding=padding
+                        ),
                         Mlp(width, int(width * mlp_ratio), dropout=drop_rate),
                         norm=norm,
                         order=self.order,
@@ -158,7 +162,7 @@ class Swin(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping its activations."""
         for stage in self.stages:
-            stage.checkpointing = enable
+            cast(Any, stage).checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of positions and temperatures (timm's convention; vectors are left out anyway)."""

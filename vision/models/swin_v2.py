@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ class SwinV2(Swin):
         """Weights at random; the norms that end a branch at zero, so that every block starts as the identity."""
         super().reset_parameters()
         for stage in self.stages:
-            for block in stage.blocks:
+            for block in cast(Any, stage).blocks:
                 for parameter in (*block.norm1.parameters(), *block.norm2.parameters()):
                     nn.init.zeros_(parameter)
 

@@ -69,6 +69,9 @@ class ViT(nn.Module):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        if min(img_size, depth, int(dim * mlp_ratio), reg_tokens + 1) < 1:
+            sizes = f"img_size={img_size}, depth={depth}, dim * mlp_ratio={dim * mlp_ratio:g}, reg_tokens={reg_tokens}"
+            raise ValueError(f"{sizes}: one is too small; use 1 or more (reg_tokens: 0 or more)")
         check_pooling(global_pool, class_tokens)
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim

@@ -52,6 +52,7 @@ class Classification(LightningModule):
     ) -> None:
         super().__init__()
         check_options(lr=lr, warmup=warmup, label_smoothing=label_smoothing, layer_decay=layer_decay)
+        check_optimizer(weight_decay=weight_decay, betas=betas, final_lr=final_lr, clip=clip)
         self.save_hyperparameters(ignore=["model"])
         self.model_spec: dict[str, Any] | None = None
         if "_instantiator" in self.hparams:  # built by the command line, which knows the model's options as plain values
@@ -121,12 +122,19 @@ class Classification(LightningModule):
     # Steps
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        return self.model(images)
+        logits = self.model(images).float()
+        if self.classes and logits.shape[-1] != len(self.classes):
+            name = type(self.model).__name__
+            raise UserError(
+                f"{name} gives {logits.shape[-1]} logits, the data have {len(self.classes)} classes; "
+                f"build it with num_classes={len(self.classes)}"
+            )
+        return logits
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         images, labels = batch
         smoothing = 0.0 if labels.is_floating_point() else self.hparams["label_smoothing"]
-        loss = F.cross_entropy(self.model(images).float(), labels, label_smoothing=smoothing)
+        loss = F.cross_entropy(self(images), labels, label_smoothing=smoothing)
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(images))
         return loss
 
@@ -139,10 +147,10 @@ class Classification(LightningModule):
         return {"probabilities": logits.softmax(dim=-1), "labels": batch[1]}
 
     def predict_step(self, batch: tuple[Tensor, Any], index: int) -> Float[Tensor, "b k"]:
-        return self.model(batch[0]).float().softmax(dim=-1)
+        return self(batch[0]).softmax(dim=-1)
 
     def measure(self, stage: str, metrics: MetricCollection, images: Tensor, labels: Tensor) -> Float[Tensor, "b k"]:
-        logits = self.model(images).float()
+        logits = self(images)
         metrics.update(logits, labels)
         self.log(f"{stage}/loss", F.cross_entropy(logits, labels), on_epoch=True, batch_size=len(images), sync_dist=True)
         self.log_dict(metrics, prog_bar=stage == "val", on_epoch=True, batch_size=len(images))
@@ -231,6 +239,17 @@ def check_options(*, lr: float, warmup: float, label_smoothing: float, layer_dec
         raise UserError(f"label_smoothing={label_smoothing:g} is not in 0 <= s < 1; use e.g. 0.1")
     if not 0 < layer_decay <= 1:
         raise UserError(f"layer_decay={layer_decay:g} is not in 0 < d <= 1; use 1 for none, or 0.65-0.9")
+
+
+def check_optimizer(*, weight_decay: float, betas: tuple[float, float], final_lr: float, clip: float) -> None:
+    if not weight_decay >= 0:
+        raise UserError(f"weight_decay={weight_decay:g} is negative; use e.g. 0.05, or 0 for none")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"betas={tuple(betas)} are not two numbers in 0 <= b < 1; use e.g. (0.9, 0.999)")
+    if not 0 <= final_lr <= 1:
+        raise UserError(f"final_lr={final_lr:g} is a share of lr, 0..1; use e.g. 0.01")
+    if not clip >= 0:
+        raise UserError(f"clip={clip:g} is negative; use e.g. 1, or 0 for none")
 
 
 def shorten(names: list[str], most: int = 5) -> str:

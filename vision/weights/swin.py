@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -269,7 +269,7 @@ def to_layout(model: Swin, layout: str) -> dict[str, Tensor]:
 
 def split_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Swin v2's biases of queries and values apart, as timm and Microsoft have them; there is none of keys."""
-    result = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(".qkv.bias"):
             q, _, v = tensor.chunk(3)
@@ -280,10 +280,10 @@ def split_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_torchvision(state: Mapping[str, Tensor], model: Swin) -> dict[str, Tensor]:
-    windows = {block.attention.window for stage in model.stages for block in stage.blocks}
+    windows = {block.attention.window for stage in model.stages for block in cast(Iterable[Any], stage.blocks)}
     if len(windows) > 1:
         raise UserError(f"torchvision's Swin has one window, this one {sorted(windows)}; use layout='timm'")
-    result = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         name = re.sub(r"^patch_embed\.(proj|norm)\.", lambda m: f"features.0.{0 if m[1] == 'proj' else 2}.", name)
         name = re.sub(r"^layers\.(\d+)\.blocks\.", lambda m: f"features.{2 * int(m[1]) + 1}.", name)
@@ -292,7 +292,7 @@ def as_torchvision(state: Mapping[str, Tensor], model: Swin) -> dict[str, Tensor
             name = name.replace(theirs, ours)
         result[name] = tensor
     for i, stage in enumerate(model.stages):
-        for j, block in enumerate(stage.blocks):
+        for j, block in enumerate(cast(Iterable[Any], stage.blocks)):
             result |= {
                 f"features.{2 * i + 1}.{j}.attn.{name}": t for name, t in following(block.attention.attention.position).items()
             }

@@ -621,3 +621,14 @@ def test_modules_are_built_from_yaml(tmp_path: Path) -> None:
 def test_importing_the_package_is_cheap() -> None:
     code = "import sys, vision.data; heavy = {'torch', 'lightning', 'numpy', 'PIL'} & set(sys.modules); assert not heavy, heavy"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("train", ["train/a", "train"])
+def test_split_folders_without_class_folders_are_refused(tmp_path: Path, train: str) -> None:
+    """Else val would be a class, or be ignored, without a word."""
+    for folder in (train, train.replace("/a", "/b"), "val"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for i in range(4):
+            Image.fromarray(np.full((8, 8, 3), 10 * i, np.uint8)).save(tmp_path / folder / f"{i}.png")
+    with pytest.raises(UserError, match=r"has pictures but no class folders; put them into .*CLASS/, as in train"):
+        ImageFolder(str(tmp_path), size=8, num_workers=0).setup("fit")

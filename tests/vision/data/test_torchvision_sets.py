@@ -122,9 +122,7 @@ def test_every_named_set_is_in_torchvision() -> None:
 
 
 def test_wrong_values_are_named() -> None:
-    with pytest.raises(
-        (UserError, TypeError), match=r"name='ImageNet' is not a torchvision set known here; use CIFAR10|Literal"
-    ):
+    with pytest.raises((UserError, TypeError), match=r"name='ImageNet' is not a torchvision set known here; use CIFAR10|Literal"):
         TorchvisionSet("ImageNet")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="size=-1 is too small"):
         TorchvisionSet(size=-1)

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from lightning import Callback, LightningDataModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -218,6 +219,10 @@ def test_gradient_is_clipped_to_one(tmp_path) -> None:
         ({"lr": 0.0}, "lr=0 is not positive; use e.g. 1e-3"),
         ({"warmup": 5.0}, r"warmup=5 is a share of all steps, 0..1; use e.g. 0.05"),
         ({"label_smoothing": 1.0}, "label_smoothing=1 is not in 0 <= s < 1; use e.g. 0.1"),
+        ({"weight_decay": -1.0}, "weight_decay=-1 is negative; use e.g. 0.05, or 0 for none"),
+        ({"betas": (0.9, 2.0)}, r"betas=\(0.9, 2.0\) are not two numbers in 0 <= b < 1"),
+        ({"final_lr": -5.0}, r"final_lr=-5 is a share of lr, 0..1; use e.g. 0.01"),
+        ({"clip": -1.0}, "clip=-1 is negative; use e.g. 1, or 0 for none"),
         ({"layer_decay": 0.0}, "layer_decay=0 is not in 0 < d <= 1; use 1 for none, or 0.65-0.9"),
     ],
 )
@@ -237,6 +242,15 @@ def test_a_model_that_cannot_change_its_classes_is_refused(tmp_path) -> None:
 
     with pytest.raises(UserError, match="Fixed has 3 classes, the data 4; build it with num_classes=4"):
         train(Classification(Fixed()), Squares(), tmp_path, max_steps=1)
+
+
+def test_torchvision_model_of_other_classes_is_refused(tmp_path) -> None:
+    model = torchvision.models.resnet18(num_classes=7)
+    model.conv1 = nn.Conv2d(1, 64, 7)
+    task = Classification({"class_path": "torchvision.models.resnet18", "init_args": {"num_classes": 7}})
+    task.model = model
+    with pytest.raises(UserError, match="ResNet gives 7 logits, the data have 4 classes; build it with num_classes=4"):
+        train(task, Squares(), tmp_path, max_steps=1)
 
 
 def test_channels_that_do_not_fit_are_named(tmp_path) -> None:
