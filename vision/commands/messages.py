@@ -144,6 +144,8 @@ def not_an_option(option: str, mistake: Mistake) -> str:
     known = list(mistake.known_keys(mistake.class_path)) if mistake.class_path else []
     if guess := nearest(option, known):
         return f"unknown key {mistake.key}.{option}; did you mean {mistake.key}.{guess}?"
+    if mistake.class_path and mistake.class_path.endswith("create_model"):  # it takes any option of any model
+        return f"unknown key {mistake.key}.{option}; options of the model itself go under dict_kwargs, beside init_args"
     whose = f" ({mistake.class_path} has {', '.join(known)})" if known and len(known) <= 12 else ""
     return f"unknown key {mistake.key}.{option}{whose}"
 

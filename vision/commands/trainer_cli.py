@@ -121,7 +121,7 @@ class TrainerCLI(LightningCLI):
         except Exception as error:
             self.release()
             cause = constructor_error(error)
-            if isinstance(cause, (MisconfigurationException, ValueError)) and not isinstance(cause, UserError):
+            if isinstance(cause, (MisconfigurationException, ValueError, RuntimeError)) and not isinstance(cause, UserError):
                 raise UserError(str(cause)) from cause
             raise cause from cause.__cause__
         if self.folder:

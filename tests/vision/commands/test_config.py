@@ -215,3 +215,22 @@ def test_environment_variables_change_nothing(monkeypatch: pytest.MonkeyPatch) -
     """PL #7887, #18874, #18876: PL_TRAINER_* looked supported and was ignored; it is not promised here, and stays so."""
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_EPOCHS", "7")
     assert cli.build(["--config", "tiny.yaml"]).trainer.max_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("init_args", "message"),
+    [
+        ({"model_name": "vit_tiny_patch16_24"}, "Unknown model (vit_tiny_patch16_24)"),
+        ({"model_name": "resnet18", "in_chans": 1}, "options of the model itself go under dict_kwargs, beside init_args"),
+    ],
+)
+def test_a_timm_model_that_cannot_be_built_is_one_line(init_args, message, capsys) -> None:
+    config = {
+        "model": {
+            "class_path": "vision.tasks.Classification",
+            "init_args": {"model": {"class_path": "timm.create_model", "init_args": init_args}},
+        },
+        "data": {"class_path": "vision.data.EmbeddedFashionMNIST"},
+    }
+    Path("timm.yaml").write_text(yaml.safe_dump(config))
+    assert message in error_of(["fit", "--config", "timm.yaml"], capsys)
