@@ -145,24 +145,36 @@ def merge_by_index(tokens: Float[Tensor, "b_windows n c"], windows: Windows) -> 
 
 def source_index(windows: Windows, device: torch.device) -> Int[Tensor, " windows_n"]:
     """For each token of all windows, the token of the map; `h * w` at the padding."""
-    (rows, columns), (h, w), (down, right) = cells(windows, device), windows.size, windows.shift
+    (rows, columns), (h, w) = cells(windows, device), windows.size
+    around, (down, right) = cycle(windows)
     if windows.padding == "pad_then_roll":
-        rows, columns = (rows + down) % windows.padded[0], (columns + right) % windows.padded[1]
+        rows, columns = wrap(rows + down, around[0]), wrap(columns + right, around[1])
         is_real = (rows < h) & (columns < w)
     else:
         is_real = (rows < h) & (columns < w)
-        rows, columns = (rows + down) % h, (columns + right) % w
+        rows, columns = wrap(rows + down, around[0]), wrap(columns + right, around[1])
     return torch.where(is_real, rows * w + columns, h * w)
 
 
 def target_index(windows: Windows, device: torch.device) -> Int[Tensor, " h_w"]:
     """For each token of the map, its place among the tokens of all windows."""
-    (h, w), (p, q), (down, right) = windows.size, windows.window, windows.shift
-    around = windows.padded if windows.padding == "pad_then_roll" else windows.size
+    (h, w), (p, q) = windows.size, windows.window
+    around, (down, right) = cycle(windows)
     token = torch.arange(h * w, device=device)
-    rows, columns = (token // w - down) % around[0], (token % w - right) % around[1]
+    rows, columns = wrap(token // w + around[0] - down, around[0]), wrap(token % w + around[1] - right, around[1])
     window = rows // p * windows.counts[1] + columns // q
     return window * (p * q) + rows % p * q + columns % q
+
+
+def cycle(windows: Windows) -> tuple[tuple[int, int], tuple[int, int]]:
+    """After how many rows and columns the roll comes round, and its shift, less than that."""
+    around = windows.padded if windows.padding == "pad_then_roll" else windows.size
+    return around, (windows.shift[0] % around[0], windows.shift[1] % around[1])
+
+
+def wrap(place: Int[Tensor, " n"], around: int) -> Int[Tensor, " n"]:
+    # The remainder without a division, for places up to twice around: Inductor cannot always take `%` of an index.
+    return torch.where(place >= around, place - around, place)
 
 
 def table(make: Callable[[Windows, torch.device], Tensor], windows: Windows, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -252,3 +253,19 @@ def test_seven_sizes_compile_at_most_three_times(padding, within):
         x = torch.randn(2, *size, 16)
         within(compiled(x), layer(x))
     assert counter.frame_count <= 3
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_inductor_makes_code_of_it_in_reasonable_time(padding, within):
+    """Remainders of negative places, or by free sizes, made it fail or take minutes."""
+    torch._dynamo.reset()
+    layer = attention((4, 4), shift=(2, 2), padding=padding).eval()
+    compiled = torch.compile(layer, fullgraph=True)
+    start = time.process_time()
+    with torch.no_grad():
+        for size in ((8, 8), (9, 7), (12, 20)):
+            x = torch.randn(2, *size, 16)
+            within(compiled(x), layer(x))
+    assert time.process_time() - start < 100
