@@ -1,5 +1,4 @@
-"""Swin: attention within windows that shift from block to block, in stages that halve the map (Liu et al. 2021,
-arXiv:2103.14030)."""
+"""Swin: attention within shifted windows, in stages that halve the map (Liu et al. 2021, arXiv:2103.14030)."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class Swin(nn.Module):
         drop_rate: dropout in attention output and FFN, while training.
     """
 
-    # What Swin v2 does otherwise
-    default_position: type[Position] = RelativeTable
+    default_position: type[Position] = RelativeTable  # this and the next two: what Swin v2 does otherwise
     merging: Callable[..., nn.Module] = PatchMerging
     order: NormOrder = "pre"
     options: dict[str, Any]
@@ -170,8 +168,8 @@ class Swin(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameter belongs to which depth, for layer decay (timm's convention)."""
-        blocks = [(r"^stages\.(\d+)\.merging", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+        fine = [(r"^stages\.(\d+)\.merging", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else fine}
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
         if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
@@ -188,17 +186,14 @@ class Swin(nn.Module):
 
     def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
         """The mean over the map, through the head unless `pre_logits`."""
-        pooled = x.mean(dim=(1, 2))
-        return pooled if pre_logits else self.head(pooled)
+        return x.mean(dim=(1, 2)) if pre_logits else self.head(x.mean(dim=(1, 2)))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         return self.forward_head(self.forward_features(x))
 
-    # As a backbone: `vision.models.features`
-
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """What the map after each stage is (timm's convention)."""
+        """What the map after each stage is (timm's convention), for `vision.models.features`."""
         return [
             {"num_chs": self.dim * 2**i, "reduction": self.stem.reduction * 2**i, "module": f"stages.{i}"}
             for i in range(len(self.stages))
