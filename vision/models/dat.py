@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Mlp, RelativeTable, Site
 from core.deformable import DeformableAttention, Reference
@@ -20,25 +18,11 @@ from core.neighbourhood import NeighbourhoodAttention
 from core.options import remember_options
 from core.window import WindowAttention
 from vision.models.dat_convolutions import ConvMlp, Downsampling, OverlappingStem, PerceptionBlock
-from vision.models.stem import PatchEmbedding
+from vision.models.pyramid import Pyramid, Stage
+from vision.models.stem import PatchEmbedding, check_pictures
 
 
-class Stage(nn.Module):
-    """Blocks over maps of one size, after the downsampling that makes them smaller (none before the first stage)."""
-
-    def __init__(self, downsampling: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.downsampling, self.blocks = downsampling, nn.ModuleList(blocks)
-        self.checkpointing = False
-
-    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
-        x = self.downsampling(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
-        return x
-
-
-class DAT(nn.Module):
+class DAT(Pyramid):
     """Deformable Attention Transformer. Takes pictures of any size: maps that no whole number of windows fits are padded
     with zeros at the right and the bottom, then rolled (the padding takes part, as in Swin's detection code);
     neighbourhoods move inside a map and shrink to it where it is smaller; deformable attention pads nothing.
@@ -98,7 +82,6 @@ class DAT(nn.Module):
         if wrong is not None:
             raise ValueError(f"kinds has {wrong!r}, which is not made of L, S, N and D; use e.g. 'LD'")
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (stages - 1)
-        self.options: dict[str, Any]
         stem = stem or (OverlappingStem if convolutions else PatchEmbedding)
         self.stem, self.embed_norm = stem(in_chans, dim, patch_size), norm(dim)
         rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
@@ -132,74 +115,13 @@ class DAT(nn.Module):
         self.norm = norm(self.num_features)
         self.reset_classifier(num_classes)  # and torch's own initialisation elsewhere, which is what was published
 
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        """A new, untrained head for `num_classes` classes (0: none). DAT knows one pooling, the mean ("avg")."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
-        if global_pool != "avg":
-            raise ValueError(f"global_pool={global_pool!r} is unknown to DAT; use 'avg'")
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head.to(next(self.parameters()))  # where the model is, in its precision
-        if hasattr(self, "options"):
-            self.options |= {"num_classes": num_classes}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping its activations."""
-        for stage in cast("list[Stage]", self.stages):
-            stage.checkpointing = enable
-
     def no_weight_decay(self) -> set[str]:
         """Tables of positions (timm's convention; vectors are left out anyway)."""
         return {name for name, _ in self.named_parameters() if name.endswith(".table")}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameter belongs to which depth, for layer decay (timm's convention)."""
-        blocks = [(r"^stages\.(\d+)\.downsampling", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
-        return {"stem": r"^(?:stem|embed_norm)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
-
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
-            fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
-            raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
+        check_pictures(x, self.in_chans)
         return self.embed_norm(rearrange(self.stem(x), "b d i j -> b i j d"))
-
-    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        """The map of the last stage, channels last, normed."""
-        x = self.embed(x)
-        for stage in self.stages:
-            x = stage(x)
-        return self.norm(x)
-
-    def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
-        """The mean over the map, through the head unless `pre_logits`."""
-        pooled = x.mean(dim=(1, 2))
-        return pooled if pre_logits else self.head(pooled)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        return self.forward_head(self.forward_features(x))
-
-    # As a backbone: `vision.models.features`
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        """What the map after each stage is (timm's convention)."""
-        return [
-            {"num_chs": self.dim * 2**i, "reduction": self.stem.reduction * 2**i, "module": f"stages.{i}"}
-            for i in range(len(self.stages))
-        ]
-
-    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
-        """The maps after the stages `indices` (0 is the first), before any norm, in that order."""
-        x, maps = self.embed(x), {}
-        for i, stage in enumerate(self.stages):
-            x = stage(x)
-            maps[i] = rearrange(x, "b i j d -> b d i j")
-        return [maps[i] for i in indices]
-
-    def keep_features(self, last: int) -> None:
-        """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
-        self.stages, self.norm, self.head = self.stages[: last + 1], nn.Identity(), nn.Identity()
 
 
 def windowed(dim: int, heads: int, window: int, *, shift: int) -> WindowAttention:

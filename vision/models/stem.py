@@ -54,6 +54,15 @@ class ConvStem(nn.Module):
         return self.proj(self.convolutions(x))
 
 
+def check_pictures(x: Tensor, in_chans: int) -> None:
+    """Refuses what no stem of `in_chans` channels takes."""
+    if x.ndim != 4 or x.shape[1] != in_chans or 0 in x.shape[2:]:
+        fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
+        raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {in_chans} h w; convert them, or {fix}")
+    if not x.is_floating_point():
+        raise ValueError(f"pictures of dtype {x.dtype} are not floats; scale and normalise them first, as x / 255")
+
+
 def pad_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
     bottom, right = -x.shape[-2] % multiple, -x.shape[-1] % multiple
     return F.pad(x, (0, right, 0, bottom)) if bottom or right else x

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site
 from core.block import NormOrder
 from core.options import remember_options
 from core.position import require_hooks
 from core.window import Padding, WindowAttention, pad_to_multiple
-from vision.models.stem import PatchEmbedding
+from vision.models.pyramid import Pyramid, Stage
+from vision.models.stem import PatchEmbedding, check_pictures
 from vision.models.vit import init_weights
 
 
@@ -42,22 +41,7 @@ def side_by_side(x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
     return rearrange(pad_to_multiple(x, (2, 2)), "b (i p) (j q) d -> b i j (q p d)", p=2, q=2)
 
 
-class Stage(nn.Module):
-    """Blocks over maps of one size, after the merging that makes them smaller (none before the first stage)."""
-
-    def __init__(self, merging: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.merging, self.blocks = merging, nn.ModuleList(blocks)
-        self.checkpointing = False
-
-    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
-        x = self.merging(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
-        return x
-
-
-class Swin(nn.Module):
+class Swin(Pyramid):
     """Swin Transformer. Takes pictures of any size; maps are padded where no whole number of windows fits.
 
     Args:
@@ -82,7 +66,6 @@ class Swin(nn.Module):
     default_position: type[Position] = RelativeTable  # this and the next two: what Swin v2 does otherwise
     merging: Callable[..., nn.Module] = PatchMerging
     order: NormOrder = "pre"
-    options: dict[str, Any]
 
     @remember_options
     def __init__(
@@ -109,12 +92,11 @@ class Swin(nn.Module):
             raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
-        reduction = cast(int, self.stem.reduction)
-        windows = stage_windows(window_size, img_size, reduction, len(depths))
+        windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
         rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
         self.stages = nn.ModuleList()
         for i, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
-            width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (reduction * 2**i))
+            width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (self.stem.reduction * 2**i))
             half_h, half_w = (0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
             blocks = []
             for j in range(depth):
@@ -145,71 +127,16 @@ class Swin(nn.Module):
     def reset_parameters(self) -> None:
         self.apply(init_weights)
 
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        """A new, untrained head for `num_classes` classes (0: none). Swin knows one pooling, the mean ("avg")."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
-        if global_pool != "avg":
-            raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; use 'avg'")
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head.apply(init_weights).to(next(self.parameters()))  # where the model is, in its precision
-        if hasattr(self, "options"):
-            self.options |= {"num_classes": num_classes}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping its activations."""
-        for stage in self.stages:
-            cast(Any, stage).checkpointing = enable
+    def init_head(self, head: nn.Module) -> None:
+        head.apply(init_weights)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of positions and temperatures (timm's convention; vectors are left out anyway)."""
         return {name for name, _ in self.named_parameters() if ".position." in name or name.endswith("logit_scale")}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameter belongs to which depth, for layer decay (timm's convention)."""
-        fine = [(r"^stages\.(\d+)\.merging", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else fine}
-
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
-            fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
-            raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
+        check_pictures(x, self.in_chans)
         return self.stem_norm(rearrange(self.stem(x), "b d i j -> b i j d"))
-
-    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        """The map of the last stage, channels last, normed."""
-        x = self.embed(x)
-        for stage in self.stages:
-            x = stage(x)
-        return self.norm(x)
-
-    def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
-        """The mean over the map, through the head unless `pre_logits`."""
-        return x.mean(dim=(1, 2)) if pre_logits else self.head(x.mean(dim=(1, 2)))
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        return self.forward_head(self.forward_features(x))
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        """What the map after each stage is (timm's convention), for `vision.models.features`."""
-        return [
-            {"num_chs": self.dim * 2**i, "reduction": self.stem.reduction * 2**i, "module": f"stages.{i}"}
-            for i in range(len(self.stages))
-        ]
-
-    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
-        """The maps after the stages `indices` (0 is the first), before any norm, in that order."""
-        x, maps = self.embed(x), {}
-        for i, stage in enumerate(self.stages):
-            x = stage(x)
-            maps[i] = rearrange(x, "b i j d -> b d i j")
-        return [maps[i] for i in indices]
-
-    def keep_features(self, last: int) -> None:
-        """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
-        self.stages, self.norm, self.head = self.stages[: last + 1], nn.Identity(), nn.Identity()
 
 
 def stage_windows(window_size: int | tuple[int, int], img_size: int, reduction: int, stages: int) -> list[tuple[int, int]]:

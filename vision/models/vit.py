@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, grid
 from core.options import remember_options
-from vision.models.stem import PatchEmbedding
+from vision.models.stem import PatchEmbedding, check_pictures
 
 
 def layer_norm(dim: int, eps: float = 1e-6) -> nn.Module:
@@ -131,9 +131,7 @@ class ViT(nn.Module):
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "i j 2"]]:
         """Tokens (class tokens, registers, then patches by rows) and the patches' coordinates."""
-        if x.ndim != 4 or x.shape[1] != self.in_chans or 0 in x.shape[2:]:
-            fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
-            raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {self.in_chans} h w; convert them, or {fix}")
+        check_pictures(x, self.in_chans)
         x = self.stem(x)
         at = grid(*x.shape[-2:], device=x.device)
         x = rearrange(x, "b d i j -> b (i j) d")

@@ -41,8 +41,8 @@ LAYOUTS = ("timm", "torchvision")
 NAMES = (  # timm's, ours
     ("patch_embed.proj.", "stem.proj."),
     ("patch_embed.norm.", "stem_norm."),
-    ("layers.{}.downsample.norm.", "stages.{}.merging.norm."),
-    ("layers.{}.downsample.reduction.", "stages.{}.merging.reduction."),
+    ("layers.{}.downsample.norm.", "stages.{}.downsampling.norm."),
+    ("layers.{}.downsample.reduction.", "stages.{}.downsampling.reduction."),
     ("layers.{}.blocks.{}.norm1.", "stages.{}.blocks.{}.norm1."),
     ("layers.{}.blocks.{}.attn.qkv.", "stages.{}.blocks.{}.attention.attention.qkv."),
     ("layers.{}.blocks.{}.attn.proj.", "stages.{}.blocks.{}.attention.attention.out."),

@@ -120,7 +120,7 @@ class TinyTask(LightningModule):
         self.log(f"{stage}/loss", nn.functional.cross_entropy(logits, batch[1]))
         self.log(f"{stage}/accuracy", (logits.argmax(-1) == batch[1]).float().mean())
 
-    def configure_optimizers(self):  # type: ignore[no-untyped-def]
+    def configure_optimizers(self):
         options = {name: self.hparams[name] for name in ("lr", "weight_decay")}
         optimizer = torch.optim.AdamW(self.parameters(), **options)
         if not self.hparams["scheduled"]:

@@ -229,7 +229,7 @@ def test_mixing_off_or_on() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Augmentation(crop="center"), "crop='center' is unknown; use resized, pad or none"),  # type: ignore[arg-type]
+        (lambda: Augmentation(crop="center"), "crop='center' is unknown; use resized, pad or none"),
         (lambda: Augmentation(flip=1.5), r"flip=1.5 is out of range; use 0 \(off\) to 1"),
         (lambda: Augmentation(jitter=-0.1), r"jitter=-0.1 is out of range"),
         (lambda: Augmentation(erasing=2.0), r"erasing=2.0 is out of range"),

@@ -183,7 +183,7 @@ def two_processes(build: Callable[[], ClassificationData]) -> list[Classificatio
     for rank in range(2):
         data = build()
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, num_devices=2, strategy=strategy)  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, num_devices=2, strategy=strategy)
         both.append(data)
     return both
 
@@ -209,7 +209,7 @@ class Tiny(LightningModule):
         self.layer = torch.nn.Linear(784, 10)
         torch.nn.init.zeros_(self.layer.weight)
         torch.nn.init.zeros_(self.layer.bias)
-        self.asks, self.seen = asks, []  # type: ignore[var-annotated]
+        self.asks, self.seen = asks, []
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
         images, labels = batch

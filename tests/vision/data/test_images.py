@@ -25,7 +25,7 @@ Writer = Callable[..., bytes]
 
 
 def saved(path: Path, image: Image.Image, **options: object) -> Path:
-    image.save(path, **options)  # type: ignore[arg-type]
+    image.save(path, **options)
     return path
 
 

@@ -125,3 +125,8 @@ def test_preprocessing_fills_in_what_the_data_says() -> None:
     assert own.plain(28, channels=1, mean=[0.3], std=[0.2], crop_pct=1.0)["mean"] == [0.5] * 3
     with pytest.raises(UserError, match="mean has 1 values for channels=3"):
         Preprocessing(channels=3, mean=[0.5]).plain(28, channels=1, mean=[0.3], std=[0.2], crop_pct=1.0)
+
+
+def test_channels_of_a_config_are_checked_at_once() -> None:
+    with pytest.raises(UserError, match=r"channels=2 is not possible here; use 3 \(RGB\), 1 \(gray\) or 0 \(as the data are\)"):
+        Preprocessing(channels=2)

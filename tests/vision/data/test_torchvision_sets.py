@@ -35,7 +35,7 @@ def write_mnist(folder: Path, prefix: str = "", *, count: int = 60, classes: int
 
 
 def torchvision_set(name: str, root: Path, **options: Any) -> TorchvisionSet:
-    data = TorchvisionSet(name, str(root), **({"batch_size": 10, "num_workers": 0, "val_fraction": 0.2} | options))  # type: ignore[arg-type]
+    data = TorchvisionSet(name, str(root), **({"batch_size": 10, "num_workers": 0, "val_fraction": 0.2} | options))
     data.prepare_data()
     data.setup("fit")
     return data
@@ -102,7 +102,7 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path: Path, monkeypatch:
         with pytest.raises(
             UserError, match=rf"{name} could not be downloaded to .* or use EmbeddedFashionMNIST, which needs none"
         ) as caught:
-            TorchvisionSet(name, str(tmp_path)).prepare_data()  # type: ignore[arg-type]
+            TorchvisionSet(name, str(tmp_path)).prepare_data()
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"CIFAR10 is not complete in .*; connect to a network, or put the files there"):
         TorchvisionSet("CIFAR10", str(tmp_path)).setup("fit")
@@ -123,7 +123,7 @@ def test_every_named_set_is_in_torchvision() -> None:
 
 def test_wrong_values_are_named() -> None:
     with pytest.raises((UserError, TypeError), match=r"name='ImageNet' is not a torchvision set known here; use CIFAR10|Literal"):
-        TorchvisionSet("ImageNet")  # type: ignore[arg-type]
+        TorchvisionSet("ImageNet")
     with pytest.raises(UserError, match="size=-1 is too small"):
         TorchvisionSet(size=-1)
     with pytest.raises(UserError, match=r"val_fraction=2\.0 is not a share"):

@@ -210,8 +210,8 @@ def test_state_dict_names_stay(kind):
         block += ["attention.attention.qk_norm.logit_scale"]
         block += [f"attention.attention.position.{name}" for name in ("hidden.weight", "hidden.bias", "out.weight")]
     expected = ["stem.proj.weight", "stem.proj.bias", "stem_norm.weight", "stem_norm.bias", "norm.weight", "norm.bias"]
-    expected += ["head.weight", "head.bias", "stages.1.merging.reduction.weight"]
-    expected += ["stages.1.merging.norm.weight", "stages.1.merging.norm.bias"]
+    expected += ["head.weight", "head.bias", "stages.1.downsampling.reduction.weight"]
+    expected += ["stages.1.downsampling.norm.weight", "stages.1.downsampling.norm.bias"]
     expected += [f"stages.{i}.blocks.{j}.{name}" for i in range(2) for j in range(2) for name in block]
     assert sorted(small(KINDS[kind]).state_dict()) == sorted(expected)
 

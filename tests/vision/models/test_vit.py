@@ -347,3 +347,13 @@ def test_one_graph_and_at_most_three_compilations_over_seven_sizes(training):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert counter.frame_count <= 3
     torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "dat_tiny"])
+def test_pictures_of_bytes_are_refused_in_one_line(name: str) -> None:
+    with torch.device("meta"):
+        model = vision.create_model(name)
+        pictures = torch.zeros(1, 3, 224, 224, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"pictures of dtype torch.uint8 are not floats; scale and normalise them first"):
+        model(pictures)

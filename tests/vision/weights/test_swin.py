@@ -281,7 +281,7 @@ def test_as_a_backbone_the_parts_that_are_gone_are_not_missed(perturbed):
     model = vision.create_model(
         "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), features_only=True, out_indices=(0, 1), weights=theirs.state_dict()
     )
-    assert torch.equal(model.model.stages[1].merging.norm.weight, theirs.layers[1].downsample.norm.weight)
+    assert torch.equal(model.model.stages[1].downsampling.norm.weight, theirs.layers[1].downsample.norm.weight)
 
 
 # Refusals

@@ -1,0 +1,105 @@
+"""What backbones in stages share (Swin, DAT): a map that shrinks stage by stage, its mean through one head, and the map
+after each stage as features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Stage(nn.Module):
+    """Blocks over maps of one size, after the downsampling that makes them smaller (none before the first stage)."""
+
+    def __init__(self, downsampling: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.downsampling, self.blocks = downsampling, nn.ModuleList(blocks)
+        self.checkpointing = False
+
+    def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
+        x = self.downsampling(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+        return x
+
+
+class Pyramid(nn.Module):
+    """A subclass gives the parts below and `embed`, from pictures to the first map."""
+
+    options: dict[str, Any]
+    dim: int  # of the first stage; each stage doubles it
+    num_features: int  # of the last stage
+    stem: Any
+    stages: nn.ModuleList
+    norm: nn.Module
+
+    def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
+        raise NotImplementedError("each backbone has a stem of its own")
+
+    def init_head(self, head: nn.Module) -> None:
+        """The weights of a new head; torch's own unless a backbone says otherwise."""
+
+    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+        """A new, untrained head for `num_classes` classes (0: none). There is one pooling, the mean ("avg")."""
+        if num_classes < 0:
+            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
+        if global_pool != "avg":
+            raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; use 'avg'")
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.init_head(self.head)
+        self.head.to(next(self.parameters()))  # where the model is, in its precision
+        if hasattr(self, "options"):
+            self.options |= {"num_classes": num_classes}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        for stage in cast("list[Stage]", self.stages):
+            stage.checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameter belongs to which depth, for layer decay (timm's convention)."""
+        fine = [(r"^stages\.(\d+)\.downsampling", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^(?:stem|embed_norm)", "blocks": r"^stages\.(\d+)" if coarse else fine}
+
+    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
+        """The map of the last stage, channels last, normed."""
+        x = self.embed(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x)
+
+    def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
+        """The mean over the map, through the head unless `pre_logits`."""
+        pooled = x.mean(dim=(1, 2))
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        return self.forward_head(self.forward_features(x))
+
+    # As a backbone: `vision.models.features`
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """What the map after each stage is (timm's convention)."""
+        return [
+            {"num_chs": self.dim * 2**i, "reduction": self.stem.reduction * 2**i, "module": f"stages.{i}"}
+            for i in range(len(self.stages))
+        ]
+
+    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
+        """The maps after the stages `indices` (0 is the first), before any norm, in that order."""
+        x, maps = self.embed(x), {}
+        for i, stage in enumerate(self.stages):
+            x = stage(x)
+            maps[i] = rearrange(x, "b i j d -> b d i j")
+        return [maps[i] for i in indices]
+
+    def keep_features(self, last: int) -> None:
+        """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""
+        self.stages, self.norm, self.head = self.stages[: last + 1], nn.Identity(), nn.Identity()
