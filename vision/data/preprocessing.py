@@ -49,6 +49,10 @@ class Preprocessing:
     crop_pct: float = 0.0
     resize: Literal["crop", "squash"] = "crop"
 
+    def __post_init__(self) -> None:
+        if self.channels not in (0, 1, 3):
+            raise UserError(f"channels={self.channels} is not possible here; use 3 (RGB), 1 (gray) or 0 (as the data are)")
+
     def plain(self, size: int, *, channels: int, mean: Sequence[float], std: Sequence[float], crop_pct: float) -> dict[str, Any]:
         """The dictionary that :func:`evaluation_transform` takes, for square input of ``size`` pixels; checked.
 
