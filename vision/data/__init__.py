@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vision.data.augment import Augmentation, Mixing
     from vision.data.classification import ClassificationData, EmbeddedFashionMNIST, ImageFolder
+    from vision.data.degradations import Chain, Degradation, GaussianNoise
     from vision.data.images import check_image, find_images, is_image_file, read_image
     from vision.data.preprocessing import Preprocessing, evaluation_transform
+    from vision.data.restoration import EmbeddedPhotos, RestorationData
+    from vision.data.schedule import Stage
+    from vision.data.sequences import EmbeddedCMUdict, PairsFile, SequenceData, ToySequences
     from vision.data.torchvision_sets import TorchvisionSet
 
 _HOMES = {
@@ -17,18 +21,32 @@ _HOMES = {
     "preprocessing": ("Preprocessing", "evaluation_transform"),
     "augment": ("Augmentation", "Mixing"),
     "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder"),
+    "degradations": ("Chain", "Degradation", "GaussianNoise"),
+    "restoration": ("EmbeddedPhotos", "RestorationData"),
+    "schedule": ("Stage",),
+    "sequences": ("EmbeddedCMUdict", "PairsFile", "SequenceData", "ToySequences"),
     "torchvision_sets": ("TorchvisionSet",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Augmentation",
+    "Chain",
     "ClassificationData",
+    "Degradation",
+    "EmbeddedCMUdict",
     "EmbeddedFashionMNIST",
+    "EmbeddedPhotos",
+    "GaussianNoise",
     "ImageFolder",
     "Mixing",
+    "PairsFile",
     "Preprocessing",
+    "RestorationData",
+    "SequenceData",
+    "Stage",
     "TorchvisionSet",
+    "ToySequences",
     "check_image",
     "evaluation_transform",
     "find_images",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
-import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,15 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Int, UInt8
-from lightning.pytorch import LightningDataModule
 from rich.progress import track
 from torch.utils.data import DataLoader
 
 from vision.data.augment import Augmentation, Mixing, hashed
 from vision.data.images import check_image, find_images, is_image_file, require_inside
-from vision.data.loading import EpochSampler, EvaluationSampler, Loader, TrainingLoader
+from vision.data.loading import EpochSampler, EvaluationSampler, LoadedData, Loader, TrainingLoader
 from vision.data.pictures import FilePictures, MemoryPictures, Pictures, Training, convert_all, hold, statistics
 from vision.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, EvaluationTransform, Preprocessing
 from vision.errors import ImageError, UserError
@@ -35,7 +31,7 @@ _SMALL, _PHOTOS = Augmentation(padding=2), Augmentation(crop="resized")
 _CHECKED_AT_START = 50_000  # larger folders start at once; what is broken in them shows when it is read
 
 
-class ClassificationData(LightningDataModule, ABC):
+class ClassificationData(LoadedData, ABC):
     """What the data modules for classification share: loaders, seeds, splits, and the description of the data.
 
     After ``setup``: ``classes`` (names, in the order of the labels), ``channels`` (1 or 3) and ``preprocessing`` (plain values
@@ -56,19 +52,12 @@ class ClassificationData(LightningDataModule, ABC):
     predict: Pictures
 
     def __init__(self, batch_size: int, augmentation: Augmentation, mixing: Mixing, num_workers: int, seed: int) -> None:
-        super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} is too small; use 1 or more")
-        if num_workers < -1:
-            raise UserError(f"num_workers={num_workers} is out of range; use 0 or more, or -1 for one a processor, up to 8")
-        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        super().__init__(batch_size, num_workers, seed)
         self.augmentation, self.mixing = augmentation, mixing
         self.classes = []
         self.broken: dict[Path, ImageError] = {}
         self._reported: set[Path] = set()
         self._ready: set[str] = set()
-        self._loader: TrainingLoader | None = None
-        self._resume: dict[str, int] | None = None
 
     def setup(self, stage: str) -> None:
         """Build the datasets, once."""
@@ -98,12 +87,9 @@ class ClassificationData(LightningDataModule, ABC):
     def train_dataloader(self) -> TrainingLoader:
         rank, world = self._process()
         sampler = EpochSampler(self.train, self.batch_size, seed=self.seed, rank=rank, world=world)
-        self._loader = TrainingLoader(self.train, batch_size=self.batch_size, sampler=sampler, **self._loading())
-        self._loader.broken = self.broken
-        if self._resume is not None:
-            self._loader.load_state_dict(self._resume)
-            self._resume = None
-        return self._loader
+        loader = TrainingLoader(self.train, batch_size=self.batch_size, sampler=sampler, **self._loading())
+        loader.broken = self.broken
+        return self._resumed(loader)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation_loader(self.val)
@@ -123,37 +109,6 @@ class ClassificationData(LightningDataModule, ABC):
         loader = Loader(pictures, batch_size=batch_size, sampler=sampler, **self._loading())
         loader.broken = self.broken
         return loader
-
-    def _process(self) -> tuple[int, int]:
-        """Rank and number of processes."""
-        if self.trainer is not None:
-            return self.trainer.global_rank, self.trainer.world_size
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
-
-    def _loading(self) -> dict[str, Any]:
-        workers = self.num_workers
-        if workers < 0:
-            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            workers = min(8, max(1, processors // (self.trainer.num_devices if self.trainer is not None else 1)))
-        if workers == 0:  # chosen, not forgotten: Lightning would advise more at each start
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        pin = torch.cuda.is_available() and (self.trainer is None or self.trainer.strategy.root_device.type == "cuda")
-        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": pin, "collate_fn": _as_fetched}
-
-    # ---------------------------------------------------------------------------------------------------------- resume
-
-    def state_dict(self) -> dict[str, int]:
-        """The place in the training epoch.
-
-        The loader's own copy in Lightning's loop state gets lost if the task asks for trainer.estimated_stepping_batches.
-        """
-        return self._loader.state_dict() if self._loader is not None else {}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Let the next training loader go on from there."""
-        self._resume = state_dict or None
 
     # ----------------------------------------------------------------------------------------------- parts of subclasses
 
@@ -480,7 +435,3 @@ def for_prediction(pictures: Pictures) -> Pictures:
     pictures = copy.copy(pictures)
     pictures.predict = True
     return pictures
-
-
-def _as_fetched(batch: Any) -> Any:
-    return batch
