@@ -63,7 +63,7 @@ def read_image(path: str | Path, *, channels: int | None = 3, max_pixels: int = 
     """
     if channels not in (1, 3, None):
         raise UserError(f"channels={channels} cannot be read from a picture; use 3 (RGB), 1 (gray) or None (as stored)")
-    with _open(path, max_pixels) as picture:
+    with open_image(path, max_pixels) as picture:
         image = _decode(picture, path)
         image = _turn(image, _orientation(picture))  # read after decoding: Pillow turns TIFF by itself and drops the tag
     return image if channels is None else convert_channels(image, channels)
@@ -75,7 +75,7 @@ def check_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> None:
     Raises:
         ImageError: as :func:`read_image`.
     """
-    with _open(path, max_pixels):
+    with open_image(path, max_pixels):
         pass
 
 
@@ -147,7 +147,7 @@ def convert_channels(image: UInt[np.ndarray, "h w c"], channels: int) -> UInt[np
 
 
 @contextmanager
-def _open(path: str | Path, max_pixels: int) -> Iterator[ImageFile.ImageFile]:
+def open_image(path: str | Path, max_pixels: int) -> Iterator[ImageFile.ImageFile]:
     """The picture with its header read and its size checked; every failure within becomes an ImageError.
 
     Image.open is not used: it warns or raises by a limit that is global to the process, and knows formats that run programs.

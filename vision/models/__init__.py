@@ -5,7 +5,8 @@ from vision.models.features import Features
 from vision.models.restormer import Restormer
 from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.swin import Swin
+from vision.models.swin_restorer import SwinRestorer
 from vision.models.swin_v2 import FinetunedBias, SwinV2
 from vision.models.vit import ViT
 
-__all__ = ["DAT", "ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Restormer", "Swin", "SwinV2", "ViT"]
+__all__ = ["DAT", "ConvStem", "Features", "FinetunedBias", "PatchEmbedding", "Restormer", "Swin", "SwinRestorer", "SwinV2", "ViT"]

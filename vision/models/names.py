@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vision.models import dat, restormer, swin, swin_v2, vit
+from vision.models import dat, restormer, swin, swin_restorer, swin_v2, vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit_tiny_patch16_224": vit.vit_tiny_patch16_224,
@@ -32,6 +32,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "dat_plus_base": dat.dat_plus_base,
     "restormer": restormer.restormer,
     "restormer_small": restormer.restormer_small,
+    "swin_restorer": swin_restorer.swin_restorer,
+    "swin_restorer_light": swin_restorer.swin_restorer_light,
+    "swin_restorer_small": swin_restorer.swin_restorer_small,
     "swin_tiny_patch4_window7_224": swin.swin_tiny_patch4_window7_224,
     "swin_small_patch4_window7_224": swin.swin_small_patch4_window7_224,
     "swin_base_patch4_window7_224": swin.swin_base_patch4_window7_224,
