@@ -1,0 +1,97 @@
+"""What a picture file tells beside its pixels: camera and place (EXIF), colour profile (ICC), XMP, resolution."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import ExifTags, Image
+
+from vision.data.images import MAX_PIXELS, open_image
+from vision.errors import ImageError
+
+EXIF, GPS, ORIENTATION, WIDTH, HEIGHT = 34665, 34853, 274, 40962, 40963
+XMP, ICC, RESOLUTION = 700, 34675, (282, 283, 296)  # of a TIFF
+# Tags of a TIFF that say how its pixels lie, which holds for that file only: sizes, strips, tiles, tables, thumbnails.
+STRUCTURE = {*range(254, 267), 269, *range(273, 285), *range(288, 294), *RESOLUTION, 297, 301, *range(317, 348), *range(512, 533)}
+STRUCTURE |= {XMP, ICC}
+
+
+@dataclass
+class Metadata:
+    """What a picture file tells beside its pixels, as it holds for the picture turned upright.
+
+    Attributes:
+        format: "JPEG", "PNG", ...; not a file's name but its content tells it.
+        exif: tags by number, those of the camera and of the place in dicts of their own.
+        icc: the colour profile.
+        xmp: the XML of editing programs.
+        dpi: pixels an inch, across and down.
+        notes: what is there and could not be read.
+    """
+
+    format: str = "PNG"
+    exif: dict[int, Any] = field(default_factory=dict)
+    icc: bytes | None = None
+    xmp: bytes | None = None
+    dpi: tuple[float, float] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def exif_for(self, size: tuple[int, int]) -> dict[int, Any]:
+        """The tags of a picture of this width and height."""
+        camera = dict(self.exif.get(EXIF) or {})
+        camera |= {tag: side for tag, side in zip((WIDTH, HEIGHT), size, strict=True) if tag in camera}
+        return self.exif | ({EXIF: camera} if camera else {})
+
+
+def read_metadata(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Metadata:
+    """What the file tells beside its pixels; `read_image` reads those.
+
+    Raises:
+        ImageError: as `read_image`, and for what would not be whole with one picture of plain colours: an animation, several
+            pages, CMYK.
+    """
+    with open_image(path, max_pixels) as picture:
+        frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)  # a phone's photo with others behind it
+        if frames > 1:
+            raise ImageError(path, f"it has {frames} frames or pages; save each as a picture of its own")
+        if picture.mode == "CMYK":
+            raise ImageError(path, "CMYK needs its colour profile to become RGB; convert it with an image editor first")
+        exif, notes = read_exif(picture)
+        info = picture.info
+        dpi = info.get("dpi") if is_resolution(info.get("dpi")) else None
+        kind = {"MPO": "JPEG"}.get(str(picture.format), str(picture.format))
+        return Metadata(kind, exif, info.get("icc_profile") or None, upright(info.get("xmp")), dpi, notes)
+
+
+def read_exif(picture: Image.Image) -> tuple[dict[int, Any], list[str]]:
+    try:
+        read = picture.getexif()
+        tags = {tag: value for tag, value in read.items() if tag not in STRUCTURE and tag not in (EXIF, GPS)}
+        groups = {tag: dict(read.get_ifd(tag)) for tag in (EXIF, GPS)}
+        if ExifTags.IFD.Interop in groups[EXIF]:
+            groups[EXIF][ExifTags.IFD.Interop] = dict(read.get_ifd(ExifTags.IFD.Interop))
+        found = tags | {tag: group for tag, group in groups.items() if group}
+        exif_bytes(found)  # some damage shows only here
+        return found | ({ORIENTATION: 1} if ORIENTATION in read else {}), []
+    except Exception:  # damaged bytes bring any of them
+        return {}, ["its EXIF is damaged and left out"]
+
+
+def is_resolution(dpi: Any) -> bool:
+    return isinstance(dpi, tuple) and len(dpi) == 2 and all(0 < float(number) < 1e6 for number in dpi)
+
+
+def upright(xmp: Any) -> bytes | None:
+    """The XML, with its orientation as that of a picture that is turned."""
+    if not xmp:
+        return None
+    return re.sub(rb"(tiff:Orientation\s*(?:=\s*[\"']|>))\d", rb"\g<1>1", xmp if isinstance(xmp, bytes) else str(xmp).encode())
+
+
+def exif_bytes(tags: dict[int, Any]) -> bytes:
+    exif = Image.Exif()
+    exif.update(tags)
+    return exif.tobytes()
