@@ -84,20 +84,13 @@ def load(weights: Path, device: str | None) -> nn.Module:
     Raises:
         UserError: the file does not tell how pictures are prepared for it, or there is no such device.
     """
-    import torch
-
     import vision
+    from vision.commands.devices import to_device
 
     model = vision.load_model(str(weights))
     if not getattr(model, "preprocessing", None):
         raise UserError(f"{weights} does not tell how pictures are prepared for it; use a checkpoint that vision fit has written")
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        device = accelerator.type if accelerator else "cpu"
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    return to_device(model, device)
 
 
 def predictions(model: nn.Module, pictures: Sequence[Path], *, top: int, batch_size: int) -> Iterator[Result]:

@@ -1,0 +1,27 @@
+"""Where a command computes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from vision.errors import UserError
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def to_device(model: Model, device: str | None) -> Model:
+    """The model on the device of this name, such as "cpu" or "cuda:1"; None is an accelerator if there is one.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if device is None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = accelerator.type if accelerator else "cpu"
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
