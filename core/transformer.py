@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         position: Callable[[Site], Position] = Sinusoidal,
         order: Order = "pre",
         norm: Callable[[int], nn.Module] = LayerNorm,
-        ffn: Callable[..., nn.Module] = Mlp,
+        ffn: Callable[[int, int], nn.Module] = Mlp,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
@@ -74,11 +74,12 @@ class Encoder(nn.Module):
         require_hooks(self.position, "Encoder", HOOKS)
         shared = in_blocks(self.position)
         self.dropout = nn.Dropout(dropout)
+        make_ffn: Any = ffn  # annotated with what the command line need not be told; given a dropout too
         self.blocks = nn.ModuleList(
             Block(
                 dim,
                 Attention(dim, heads, kv_heads=kv_heads, position=shared, dropout=dropout),
-                ffn(dim, hidden, dropout=dropout),
+                make_ffn(dim, hidden, dropout=dropout),
                 norm=norm,
                 order=order,
                 dropout=dropout,
@@ -124,7 +125,7 @@ class Decoder(nn.Module):
         position: Callable[[Site], Position] = Sinusoidal,
         order: Order = "pre",
         norm: Callable[[int], nn.Module] = LayerNorm,
-        ffn: Callable[..., nn.Module] = Mlp,
+        ffn: Callable[[int, int], nn.Module] = Mlp,
         dropout: float = 0.1,
         tied: bool = True,
     ) -> None:
@@ -137,12 +138,13 @@ class Decoder(nn.Module):
         shared = in_blocks(self.position)
         self.dropout = nn.Dropout(dropout)
         build: Any = Block if memory_dim is None else CrossBlock
+        make_ffn: Any = ffn
         self.blocks = nn.ModuleList()
         for _ in range(depth):
             parts: list[nn.Module] = [Attention(dim, heads, kv_heads=kv_heads, position=shared, dropout=dropout)]
             if memory_dim is not None:
                 parts.append(Attention(dim, heads, kv_heads=kv_heads, memory_dim=memory_dim, dropout=dropout))
-            parts.append(ffn(dim, hidden, dropout=dropout))
+            parts.append(make_ffn(dim, hidden, dropout=dropout))
             self.blocks.append(build(dim, *parts, norm=norm, order=order, dropout=dropout))
         self.norm = norm(dim) if order == "pre" else nn.Identity()
         # Tied scores use the embedding's own parameter: no second name for it that a copy or a file could set apart.

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vision.data.augment import Augmentation, Mixing
     from vision.data.classification import ClassificationData, EmbeddedFashionMNIST, ImageFolder
-    from vision.data.degradations import Chain, Degradation, GaussianNoise
+    from vision.data.degradations import (
+        JPEG,
+        Chain,
+        Degradation,
+        Downsample,
+        GaussianBlur,
+        GaussianNoise,
+        MotionBlur,
+        PoissonNoise,
+        Rain,
+        SecondOrder,
+    )
     from vision.data.images import check_image, find_images, is_image_file, read_image
     from vision.data.preprocessing import Preprocessing, evaluation_transform
     from vision.data.restoration import EmbeddedPhotos, RestorationData
+    from vision.data.restoration_folders import CleanFolder, PairedFolder
     from vision.data.schedule import Stage
     from vision.data.sequences import EmbeddedCMUdict, PairsFile, SequenceData, ToySequences
     from vision.data.torchvision_sets import TorchvisionSet
@@ -21,8 +33,20 @@ _HOMES = {
     "preprocessing": ("Preprocessing", "evaluation_transform"),
     "augment": ("Augmentation", "Mixing"),
     "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder"),
-    "degradations": ("Chain", "Degradation", "GaussianNoise"),
+    "degradations": (
+        "Chain",
+        "Degradation",
+        "Downsample",
+        "GaussianBlur",
+        "GaussianNoise",
+        "JPEG",
+        "MotionBlur",
+        "PoissonNoise",
+        "Rain",
+        "SecondOrder",
+    ),
     "restoration": ("EmbeddedPhotos", "RestorationData"),
+    "restoration_folders": ("CleanFolder", "PairedFolder"),
     "schedule": ("Stage",),
     "sequences": ("EmbeddedCMUdict", "PairsFile", "SequenceData", "ToySequences"),
     "torchvision_sets": ("TorchvisionSet",),
@@ -30,19 +54,28 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "JPEG",
     "Augmentation",
     "Chain",
     "ClassificationData",
+    "CleanFolder",
     "Degradation",
+    "Downsample",
     "EmbeddedCMUdict",
     "EmbeddedFashionMNIST",
     "EmbeddedPhotos",
+    "GaussianBlur",
     "GaussianNoise",
     "ImageFolder",
     "Mixing",
+    "MotionBlur",
+    "PairedFolder",
     "PairsFile",
+    "PoissonNoise",
     "Preprocessing",
+    "Rain",
     "RestorationData",
+    "SecondOrder",
     "SequenceData",
     "Stage",
     "TorchvisionSet",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vision.errors import UserError
 from vision.models.features import Features
 from vision.rebuild import build, describe
+from vision.vocabulary import from_card
 from vision.weights import dat, restormer, swin, swin_v2, vit
 from vision.weights.detect import LAYOUTS, Layout, detect
 from vision.weights.family import Adapted, Converted, Family
@@ -190,7 +191,8 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (), **options: Any) -> nn.Module:
     """A model from the source alone, in evaluation mode.
 
-    Its `.classes` (names) and `.preprocessing` (see `vision.data`) are those of the source, or empty if it has none.
+    Its `.classes` (names), `.preprocessing` (see `vision.data`) and, for sequences, `.vocabularies` and `.max_length` are those
+    of the source, or empty if it has none.
 
     Args:
         source: a checkpoint or model.safetensors of ours, published ViT weights (timm, torchvision, transformers,
@@ -221,6 +223,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
     model.classes, model.preprocessing = classes if same else [], preprocessing
+    model.vocabularies, model.max_length = from_card(card), int((card or {}).get("max_length", 0))
     return model.eval()
 
 
