@@ -35,3 +35,33 @@ class GaussianNoise(Degradation):
 
     def __str__(self) -> str:
         return f"Gaussian noise, sigma {described(self.range)}{', gray' * self.gray}{', clipped' * self.clip}"
+
+
+class PoissonNoise(Degradation):
+    """Shot noise: each value counts photons, of which white sends 255; the count's error is multiplied by ``strength``.
+
+    Its variance is ``strength^2 * value / 255``, so that bright parts are the noisiest.
+
+    Args:
+        strength: 1 = the camera described above; two numbers = uniform in that range, anew for each picture.
+        clip: cut the result to 0..1, as a picture file would.
+        gray: the same noise in all channels: that of the mean of the channels.
+
+    Raises:
+        UserError: strength out of range.
+    """
+
+    WHITE = 255  # photons
+
+    def __init__(self, strength: Range = 1.0, clip: bool = False, gray: bool = False) -> None:
+        self.range = checked_range("strength", strength, 0, 20)
+        self.clip, self.gray = clip, gray
+
+    def __call__(self, clean: Float[np.ndarray, "h w c"], rng: np.random.Generator) -> Float[np.ndarray, "h w c"]:
+        strength = drawn(self.range, rng)
+        light = np.maximum(clean.mean(-1, keepdims=True) if self.gray else clean, 0)
+        noisy = (clean + strength * (rng.poisson(light * self.WHITE) / self.WHITE - light)).astype(np.float32)
+        return noisy.clip(0, 1) if self.clip else noisy
+
+    def __str__(self) -> str:
+        return f"Poisson noise, strength {described(self.range)}{', gray' * self.gray}{', clipped' * self.clip}"

@@ -1,0 +1,124 @@
+"""Which degraded picture belongs to which clean one, and whether the two fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.progress import track
+
+from vision.data.images import Header, find_images, read_header
+from vision.errors import ImageError, UserError
+
+
+class Finding(NamedTuple):
+    """One thing that was found in a folder of pictures."""
+
+    kind: str  # such as "unreadable"
+    path: Path
+    text: str
+    error: bool = True  # training would fail or be wrong; otherwise it is worth knowing
+
+
+class Pair(NamedTuple):
+    degraded: Path
+    clean: Path
+
+
+def find_pairs(inputs: Path, targets: Path) -> tuple[list[Pair], list[Finding]]:
+    """Pairs of two folders: the same path below them, the ending aside. And what has no partner, or several.
+
+    Raises:
+        UserError: a folder that is none, or has no pictures.
+    """
+    found: list[dict[str, list[Path]]] = []
+    for folder in (inputs, targets):
+        by_name: dict[str, list[Path]] = defaultdict(list)
+        for path in find_images(folder):
+            by_name[path.relative_to(folder).with_suffix("").as_posix()].append(path)
+        if not by_name:
+            raise UserError(f"{folder} has no pictures (.png, .jpg, .tif, …); give a folder with pictures")
+        found.append(by_name)
+    findings = []
+    for mine, others, folder in ((found[0], found[1], targets), (found[1], found[0], inputs)):
+        for name, paths in mine.items():
+            if len(paths) > 1:
+                findings.append(Finding("same name", paths[1], f"{paths[0].name} has the same name; keep one of them"))
+            if name not in others:
+                findings.append(Finding("no partner", paths[0], f"no picture of that name in {folder}"))
+    return [Pair(found[0][name][0], found[1][name][0]) for name in sorted(found[0].keys() & found[1].keys())], findings
+
+
+def read_list(file: Path) -> list[Pair]:
+    """Pairs from a text file: a line each, the degraded picture, a tab, the clean one; paths from the file's folder on.
+
+    Empty lines and lines that start with # are passed over.
+
+    Raises:
+        UserError: the file cannot be read, holds no pairs, or a line is no pair.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"list {file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'}); give a text file"
+        ) from error
+    pairs = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = line.split("\t")
+        if len(parts) != 2 or not all(part.strip() for part in parts):
+            raise UserError(f"list {file} line {number} is no pair; write the degraded picture, a tab, the clean picture")
+        pairs.append(Pair(*(file.parent / part.strip() for part in parts)))
+    if not pairs:
+        raise UserError(f"list {file} holds no pairs; write a line for each: the degraded picture, a tab, the clean picture")
+    return pairs
+
+
+def read_headers(
+    paths: Sequence[Path], *, title: str = "Looking at pictures", quiet: bool = False
+) -> dict[Path, Header | ImageError]:
+    """The header of each file, or why it cannot be read; a progress bar shows where there are many."""
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(_header, paths)
+        return dict(zip(paths, track(results, title, len(paths), disable=quiet or len(paths) < 2000), strict=True))
+
+
+def _header(path: Path) -> Header | ImageError:
+    try:
+        return read_header(path)
+    except ImageError as error:
+        return error
+
+
+def unreadable(headers: dict[Path, Header | ImageError]) -> list[Finding]:
+    return [Finding("unreadable", path, error.reason) for path, error in headers.items() if isinstance(error, ImageError)]
+
+
+def mismatched(pairs: Iterable[Pair], headers: dict[Path, Header | ImageError], scale: int) -> list[Finding]:
+    """Pairs whose clean picture is not ``scale`` times as large."""
+    findings = []
+    for pair in pairs:
+        small, large = headers[pair.degraded], headers[pair.clean]
+        if isinstance(small, ImageError) or isinstance(large, ImageError):
+            continue
+        if (small.height * scale, small.width * scale) != (large.height, large.width):
+            text = f"{small.size}, its clean picture {large.size}" + (f"; x{scale} is needed" if scale > 1 else "")
+            findings.append(Finding("different size", pair.degraded, text))
+    return findings
+
+
+def summary(findings: Sequence[Finding], most: int = 3) -> str:
+    """One line: each kind with its count and the first by name."""
+    kinds: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        kinds[finding.kind].append(finding)
+    parts = []
+    for kind, group in kinds.items():
+        more = f", and {len(group) - most} more" if len(group) > most else ""
+        parts.append(f"{len(group)} {kind}: " + ", ".join(f"{one.path} ({one.text})" for one in group[:most]) + more)
+    return "; ".join(parts)

@@ -1,0 +1,254 @@
+"""Lightning data modules for restoration from folders: pictures in pairs, and clean pictures to degrade."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from vision.data.augment import hashed
+from vision.data.classification import check_fraction
+from vision.data.degradations import Degradation, GaussianNoise
+from vision.data.images import Header, find_images
+from vision.data.pairing import Finding, Pair, find_pairs, mismatched, read_headers, read_list, summary, unreadable
+from vision.data.patches import Files, Wholes
+from vision.data.restoration import RestorationData, log
+from vision.data.schedule import Stage
+from vision.errors import ImageError, UserError
+
+_MOST_MEMORY = 2**30  # bytes of decoded training pictures that are held; beyond, a picture is decoded for each patch
+_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+
+
+class PairedFolder(RestorationData):
+    """Degraded pictures with their clean ones, paired by name.
+
+    Either ``root`` with ``train/input`` and ``train/target``, and ``val`` and ``test`` like it, both optional; or ``root`` with
+    ``input`` and ``target`` alone; or two folders ``inputs`` and ``targets``; or ``pairs``, a text file with a pair in each
+    line: degraded, tab, clean. Where there is no ``val``, pairs are split off the training's by name and seed; where there is
+    no ``test``, the validation is tested on. Everything is checked before the first step: partners, sizes, readable headers.
+    Predictions are of the degraded test pictures, or of any folder with pictures given as ``root``.
+
+    Args:
+        root: a folder as above.
+        inputs, targets: two folders in its place.
+        pairs: a list file in its place.
+        scale: by how much the degraded pictures are smaller.
+        degradation: a text for people.
+        val_fraction: share of the pairs for validation where there is no such folder, 0..1.
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed: see
+            :class:`vision.data.RestorationData`.
+
+    Raises:
+        UserError: not one source; pictures without partner, of sizes that do not fit, or that cannot be read, each with its
+            count.
+    """
+
+    def __init__(
+        self,
+        root: str = "",
+        inputs: str = "",
+        targets: str = "",
+        pairs: str = "",
+        scale: int = 1,
+        degradation: str = "pictures in pairs",
+        val_fraction: float = 0.1,
+        patch: int = 128,
+        batch_size: int = 8,
+        stages: list[Stage] | None = None,
+        patches_per_picture: int = 1,
+        channels: int = 3,
+        multiple: int = 8,
+        augment: bool = True,
+        num_workers: int = -1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed, scale)
+        if bool(inputs) != bool(targets) or sum(map(bool, (root, inputs, pairs))) != 1:
+            raise UserError(
+                f"root={root!r}, inputs={inputs!r}, targets={targets!r}, pairs={pairs!r}: give root, inputs and targets, or pairs"
+            )
+        check_fraction("val_fraction", val_fraction)
+        self.root, self.inputs, self.targets, self.pairs = root, inputs, targets, pairs
+        self.degradation, self.sigma, self.val_fraction = degradation, None, val_fraction
+
+    def _setup_pairs(self) -> None:
+        splits, findings = self._find()
+        if not any(splits.values()):
+            raise UserError(f"{self.root or self.inputs} has no pairs: {summary(findings)}")
+        headers = read_headers(sorted({path for pairs in splits.values() for pair in pairs for path in pair}))
+        findings += unreadable(headers)
+        for pairs in splits.values():
+            findings += mismatched(pairs, headers, self.scale)
+        if findings:
+            raise UserError(f"{summary(findings)} — mend or remove them; vision check-data lists them all")
+        if "val" not in splits:
+            names = [pair.clean.name for pair in splits["train"]]
+            rest, kept = split_by_name(names, self.val_fraction, self.seed)
+            splits["val"], splits["train"] = [splits["train"][i] for i in kept], [splits["train"][i] for i in rest]
+        files = {split: self._files(pairs) for split, pairs in splits.items()}
+        hold(files["train"], headers)
+        clean, degraded = files["train"]
+        self.train = self._patches(clean, degraded)
+        self.val = Wholes(*files["val"], self.scale)
+        self.test = Wholes(*files["test"], self.scale) if "test" in files else self.val
+        if "test" not in files:
+            log.warning("no test pictures: testing on the validation pictures, which flatters a model chosen by them")
+
+    def _setup_prediction(self) -> None:
+        if self.pairs:
+            paths, root = [pair.degraded for pair in read_list(Path(self.pairs))], Path(self.pairs).parent
+        else:
+            root = Path(self.inputs or self.root)
+            below = [root / "test" / "input", root / "input"]
+            root = next((path for path in below if path.is_dir()), root)
+            paths = found(root)
+        self.predict = Wholes(None, Files(paths, root, self.channels), self.scale)
+
+    def _files(self, pairs: Sequence[Pair]) -> tuple[Files, Files]:
+        """Clean and degraded."""
+        root = Path(self.root or self.targets or Path(self.pairs).parent)
+        return tuple(Files([pair[i] for pair in pairs], root, self.channels) for i in (1, 0))  # type: ignore[return-value]
+
+    def _find(self) -> tuple[dict[str, list[Pair]], list[Finding]]:
+        if self.pairs:
+            return {"train": read_list(Path(self.pairs))}, []
+        folders = pair_folders(Path(self.root)) if self.root else {"train": (Path(self.inputs), Path(self.targets))}
+        splits, findings = {}, []
+        for split, (inputs, targets) in folders.items():
+            splits[split], news = find_pairs(inputs, targets)
+            findings += news
+        return splits, findings
+
+
+class CleanFolder(RestorationData):
+    """Clean pictures, degraded when they are asked for: no degraded ones need to be stored.
+
+    Either ``root`` with ``train``, and ``val`` and ``test`` beside it, both optional; or a folder with pictures. Where there is
+    no ``val``, pictures are split off by name and seed; where there is no ``test``, the validation is tested on.
+    Predictions are of the degraded test pictures.
+
+    Args:
+        root: a folder as above; folders below are searched too.
+        degradation: what the restorer shall undo; its scale is the data's.
+        val_fraction: share of the pictures for validation where there is no such folder, 0..1.
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed: see
+            :class:`vision.data.RestorationData`.
+
+    Raises:
+        UserError: no pictures, too few to split, or some that cannot be read, with their count.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        degradation: Degradation | None = None,
+        val_fraction: float = 0.1,
+        patch: int = 128,
+        batch_size: int = 8,
+        stages: list[Stage] | None = None,
+        patches_per_picture: int = 1,
+        channels: int = 3,
+        multiple: int = 8,
+        augment: bool = True,
+        num_workers: int = -1,
+        seed: int = 0,
+    ) -> None:
+        self.degrade = degradation if degradation is not None else GaussianNoise(25.0)
+        super().__init__(
+            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed, self.degrade.scale
+        )
+        check_fraction("val_fraction", val_fraction)
+        self.root, self.val_fraction = Path(root), val_fraction
+        self.degradation, self.sigma = str(self.degrade), self.degrade.sigma
+
+    def _setup_pairs(self) -> None:
+        folders = split_folders(self.root)
+        splits = {split: found(folder, self.root) for split, folder in folders.items()}
+        headers = read_headers([path for paths in splits.values() for path in paths])
+        if broken := unreadable(headers):
+            raise UserError(f"{summary(broken)} — mend or remove them; vision check-data lists them all")
+        if "val" not in splits:
+            names = [path.relative_to(folders["train"]).as_posix() for path in splits["train"]]
+            rest, kept = split_by_name(names, self.val_fraction, self.seed)
+            splits["val"], splits["train"] = [splits["train"][i] for i in kept], [splits["train"][i] for i in rest]
+        files = {split: Files(paths, self.root, self.channels) for split, paths in splits.items()}
+        hold([files["train"]], headers)
+        self.train = self._patches(files["train"], self.degrade)
+        self.val = Wholes(files["val"], self.degrade, self.scale)
+        self.test = Wholes(files["test"], self.degrade, self.scale) if "test" in files else self.val
+        if "test" not in files:
+            log.warning("no test pictures: testing on the validation pictures, which flatters a model chosen by them")
+
+    def _setup_prediction(self) -> None:
+        self.setup("fit")
+        self.predict = Wholes(self.test.clean, self.degrade, self.scale, predict=True)
+
+
+def found(folder: Path, root: Path | None = None) -> list[Path]:
+    """The pictures below a folder; at least one."""
+    if not (paths := find_images(folder, root=root)):
+        raise UserError(f"data folder {folder} has no pictures; put files like {folder}/name.png there, or give another folder")
+    return paths
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folder of each split that has one; the root itself where there is no ``train``.
+
+    Raises:
+        UserError: the root is no folder, or has a val or test folder but no train.
+    """
+    if not root.is_dir():
+        raise UserError(f"data folder {root} does not exist; give an existing folder with pictures")
+    folders = {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()}
+    if folders and "train" not in folders:
+        names = ", ".join(path.name for path in folders.values())
+        raise UserError(f"{root} has {names} but no train; put the training pictures into {root / 'train'}")
+    return folders or {"train": root}
+
+
+def pair_folders(root: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders ``input`` and ``target`` of each split.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    folders = {split: (folder / "input", folder / "target") for split, folder in split_folders(root).items()}
+    for pair in folders.values():
+        for folder in pair:
+            if not folder.is_dir():
+                raise UserError(
+                    f"{folder} does not exist; put degraded pictures into input and clean ones of the same name into target"
+                )
+    return folders
+
+
+def split_by_name(names: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """What is left, and a share of at least one; a picture's side depends on the seed and its own name.
+
+    Raises:
+        UserError: nothing would be left.
+    """
+    count = max(1, round(share * len(names)))
+    if count >= len(names):
+        raise UserError(
+            f"{len(names)} picture(s) are too few to train and validate on; add pictures, or a folder val beside train"
+        )
+    order = np.argsort(hashed(seed, [zlib.crc32(name.encode()) for name in names]), kind="stable").tolist()
+    return sorted(order[count:]), sorted(order[:count])
+
+
+def hold(files: Sequence[Files], headers: dict[Path, Header | ImageError]) -> None:
+    """Decode the training pictures now, where they fit into memory: a patch then costs no decoding."""
+    known = [(headers[path], each.channels) for each in files for path in each.paths]
+    size = sum(
+        header.height * header.width * channels * header.bits // 8 for header, channels in known if isinstance(header, Header)
+    )
+    if size > _MOST_MEMORY:
+        log.info("%.1f GiB of training pictures are decoded when needed", size / 2**30)
+        return
+    for each in files:
+        each.hold(lambda paths: track(paths, "Reading pictures", disable=len(paths) < 200))
