@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test": ("measure a checkpoint on the test data", "vision.commands.training:test"),
     "predict": ("run a checkpoint over the prediction data of a config", "vision.commands.training:predict"),
     "classify": ("name what is on pictures, with a checkpoint", "vision.commands.classify:classify"),
+    "restore": ("write restored copies of pictures, with a checkpoint", "vision.commands.restore:restore"),
     "models": ("list the models by name", "vision.commands.models:models"),
     "weights": ("tell what a file of weights holds, or convert it", "vision.commands.weights:weights"),
 }

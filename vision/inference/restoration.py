@@ -54,10 +54,11 @@ def restore(
         blend: share of the restored picture, 0..1; the rest is the picture as it was.
 
     Raises:
-        UserError: a picture that is not understood, a mode that the model cannot do, memory for nothing (with the least
-            that works), options out of range, a result that is not finite.
+        UserError: a classifier, a picture that is not understood, a mode that the model cannot do, memory for nothing (with
+            the least that works), options out of range, a result that is not finite.
     """
     check_options(mode, overlap, blend)
+    check_restorer(model)
     values, back = take(image)
     colour, alpha = split_alpha(values, channels_of(model))
     inputs, unmatch = match_channels(colour, channels_of(model))
@@ -129,6 +130,12 @@ def check_options(mode: str, overlap: int | None, blend: float) -> None:
         raise UserError(f"overlap={overlap} is negative; use 0 or more pixels, such as 32")
     if not 0 <= blend <= 1:
         raise UserError(f"blend={blend:g} is no share; use 0 (the picture as it was) to 1 (restored)")
+
+
+def check_restorer(model: nn.Module) -> None:
+    """Raises: UserError: a model of another task."""
+    if hasattr(model, "num_classes") or hasattr(model, "reset_classifier"):
+        raise UserError(f"{type(model).__name__} tells classes and restores no picture; use a restorer such as Restormer")
 
 
 def check_finite(result: Float[Tensor, "b c h w"], model: nn.Module) -> Float[Tensor, "b c h w"]:
