@@ -222,7 +222,8 @@ def _plugin(stream: IO[bytes], prefix: bytes, path: str | Path) -> ImageFile.Ima
         if accept is not None and accept(prefix) is True:
             stream.seek(0)
             try:
-                return factory(stream, str(path))  # type: ignore[return-value]
+                # without the file's name: Pillow would map raw pixels into memory, and a TIFF's that are to be turned wrongly
+                return factory(stream, "")  # type: ignore[return-value]
             except (SyntaxError, IndexError, TypeError, struct.error) as error:
                 raise ImageError(path, f"not a {name} file that can be read ({_line(error)})") from error
     raise ImageError(path, f"not a picture of a kind read here ({', '.join(FORMATS)})")
