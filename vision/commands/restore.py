@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,9 @@ class Restoration:
         if os.path.lexists(job.target) and not self.options.overwrite:
             raise UserError(f"{job.target} exists; --overwrite replaces it")
         try:
-            self.run(job)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", module="PIL")  # it warns of damaged EXIF, which is named below
+                self.run(job)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from vision.errors import ImageError
 EXIF, GPS, ORIENTATION, WIDTH, HEIGHT = 34665, 34853, 274, 40962, 40963
 XMP, ICC, RESOLUTION = 700, 34675, (282, 283, 296)  # of a TIFF
 # Tags of a TIFF that say how its pixels lie, which holds for that file only: sizes, strips, tiles, tables, thumbnails.
-STRUCTURE = {*range(254, 267), 269, *range(273, 285), *range(288, 294), *RESOLUTION, 297, 301, *range(317, 348), *range(512, 533)}
+STRUCTURE = {*range(254, 267), *range(273, 285), *range(288, 294), *RESOLUTION, 297, 301, *range(317, 348), *range(512, 533)}
 STRUCTURE |= {XMP, ICC}
+DAMAGED = "its EXIF is damaged and left out"
 
 
 @dataclass
@@ -61,27 +63,35 @@ def read_metadata(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Metadata
             raise ImageError(path, "CMYK needs its colour profile to become RGB; convert it with an image editor first")
         exif, notes = read_exif(picture)
         info = picture.info
-        dpi = info.get("dpi") if is_resolution(info.get("dpi")) else None
         kind = {"MPO": "JPEG"}.get(str(picture.format), str(picture.format))
-        return Metadata(kind, exif, info.get("icc_profile") or None, upright(info.get("xmp")), dpi, notes)
+        return Metadata(kind, exif, info.get("icc_profile") or None, upright(info.get("xmp")), resolution(info.get("dpi")), notes)
 
 
 def read_exif(picture: Image.Image) -> tuple[dict[int, Any], list[str]]:
     try:
         read = picture.getexif()
         tags = {tag: value for tag, value in read.items() if tag not in STRUCTURE and tag not in (EXIF, GPS)}
-        groups = {tag: dict(read.get_ifd(tag)) for tag in (EXIF, GPS)}
+        tags = as_written(tags)
+        groups = {tag: as_written(read.get_ifd(tag)) for tag in (EXIF, GPS)}
         if ExifTags.IFD.Interop in groups[EXIF]:
-            groups[EXIF][ExifTags.IFD.Interop] = dict(read.get_ifd(ExifTags.IFD.Interop))
+            groups[EXIF][ExifTags.IFD.Interop] = as_written(read.get_ifd(ExifTags.IFD.Interop))
         found = tags | {tag: group for tag, group in groups.items() if group}
         exif_bytes(found)  # some damage shows only here
-        return found | ({ORIENTATION: 1} if ORIENTATION in read else {}), []
+        is_lost = not read and bool(picture.info.get("exif"))  # Pillow has only warned
+        return found | ({ORIENTATION: 1} if ORIENTATION in read else {}), [DAMAGED] * is_lost
     except Exception:  # damaged bytes bring any of them
-        return {}, ["its EXIF is damaged and left out"]
+        return {}, [DAMAGED]
 
 
-def is_resolution(dpi: Any) -> bool:
-    return isinstance(dpi, tuple) and len(dpi) == 2 and all(0 < float(number) < 1e6 for number in dpi)
+def as_written(tags: Mapping[int, Any]) -> dict[int, Any]:
+    """Texts as bytes where they are not ASCII: Pillow reads each byte as a letter, and writes such letters as '?'."""
+    return {tag: v.encode("latin-1") if isinstance(v, str) and not v.isascii() else v for tag, v in tags.items()}
+
+
+def resolution(dpi: Any) -> tuple[float, float] | None:
+    if isinstance(dpi, tuple) and len(dpi) == 2 and all(0 < float(number) < 1e6 for number in dpi):
+        return float(dpi[0]), float(dpi[1])
+    return None  # nonsense, or not told
 
 
 def upright(xmp: Any) -> bytes | None:

@@ -22,7 +22,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from vision.data.metadata import ICC, RESOLUTION, XMP, Metadata, exif_bytes
 from vision.errors import UserError
 
-SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "TIFF": ".tif", "WEBP": ".webp"}  # the formats that are written
+WRITTEN = {"PNG": ".png", "JPEG": ".jpg", "TIFF": ".tif", "WEBP": ".webp"}  # formats, and how their files are called
 LARGEST = {"JPEG": 65500, "WEBP": 16383}  # side in pixels
 STRIP = 2**20  # bytes of a strip of a TIFF
 
@@ -50,7 +50,7 @@ def write_image(
     """Writes a picture as its `metadata.format`: PNG and TIFF exactly, in 8 or 16 bits; JPEG and WebP in 8 bits.
 
     JPEG keeps colours at the full size (no subsampling). WebP halves their size, as its lossy form always does, and is lossless
-    with quality 100; it knows no gray, which becomes equal colours.
+    with quality 100; it knows no gray, which becomes equal colours. A gray PNG has no place for a profile of colours.
 
     Args:
         image: uint8 or uint16; 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGB, alpha) channels.
@@ -74,8 +74,8 @@ def encode(image: UInt[np.ndarray, "h w c"], metadata: Metadata, quality: int) -
         return png(image, metadata)
     if metadata.format == "TIFF":
         return tiff(image, metadata)
-    if metadata.format not in SUFFIXES:
-        raise UserError(f"format {metadata.format} is not written; use {', '.join(SUFFIXES)}")
+    if metadata.format not in WRITTEN:
+        raise UserError(f"format {metadata.format} is not written; use {', '.join(WRITTEN)}")
     picture, stream = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), BytesIO()
     exif = metadata.exif_for(picture.size)
     options: dict[str, Any] = {"exif": exif_bytes(exif)} if exif else {}
@@ -96,7 +96,7 @@ def png(image: UInt[np.ndarray, "h w c"], metadata: Metadata) -> bytes:
     import imagecodecs
 
     content, chunks = imagecodecs.png_encode(image), b""
-    if metadata.icc:
+    if metadata.icc and metadata.icc[16:20] == (b"RGB " if image.shape[2] > 2 else b"GRAY"):  # others are against the rules
         chunks += chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(metadata.icc))
     if metadata.dpi:
         chunks += chunk(b"pHYs", struct.pack(">IIB", *(round(number / 0.0254) for number in metadata.dpi), 1))
