@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("run a checkpoint over the prediction data of a config", "vision.commands.training:predict"),
     "classify": ("name what is on pictures, with a checkpoint", "vision.commands.classify:classify"),
     "restore": ("write restored copies of pictures, with a checkpoint", "vision.commands.restore:restore"),
+    "check-data": ("find what is wrong with a folder of pictures", "vision.commands.check_data:check_data"),
     "models": ("list the models by name", "vision.commands.models:models"),
     "weights": ("tell what a file of weights holds, or convert it", "vision.commands.weights:weights"),
 }
