@@ -51,13 +51,17 @@ def save_weights(
 
 def card_for(model: nn.Module) -> dict[str, Any]:
     """What `vision.load_model` needs, from the model itself."""
-    return {
-        "format": 1,
-        "task": "classification",
-        "model": describe(model),
-        "classes": list(getattr(model, "classes", [])),
-        "preprocessing": dict(getattr(model, "preprocessing", {})),
-    }
+    card = {"format": 1, "model": describe(model)}
+    if is_restorer(model):
+        told = {"channels": getattr(model, "in_chans", None), "scale": int(getattr(model, "scale", 1))}
+        return {**card, "task": "restoration", **told, "degradation": str(getattr(model, "degradation", ""))}
+    used = {"classes": list(getattr(model, "classes", [])), "preprocessing": dict(getattr(model, "preprocessing", {}))}
+    return {**card, "task": "classification", **used}
+
+
+def is_restorer(model: nn.Module) -> bool:
+    """Whether it makes pictures of pictures: such models tell by what factor, and in what multiples of pixels they work."""
+    return hasattr(model, "scale") and hasattr(model, "multiple")
 
 
 def foreign(model: nn.Module, layout: str) -> dict[str, Tensor]:
