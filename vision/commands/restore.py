@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import warnings
@@ -78,7 +79,7 @@ def _parser() -> OptionParser:
 def percent(text: str) -> int:
     number = positive(text)
     if number > 100:
-        raise UserError(f"--quality: {text} is more than 100")
+        raise argparse.ArgumentTypeError(f"{text} is more than 100")
     return number
 
 
