@@ -237,7 +237,7 @@ def test_true_may_attend():
 
 
 def test_opposite_polarity_is_converted_at_the_border_issue_170400(within, perturbed):
-    """torch's MultiheadAttention blocks where True (pytorch/pytorch #170400): the same numbers with ~mask."""
+    """torch's MultiheadAttention blocks where True (pytorch/pytorch #170400, #170415): the same numbers with ~mask."""
     theirs = perturbed(nn.MultiheadAttention(16, 4, batch_first=True))
     ours = from_torch(theirs)
     x, mask = torch.randn(2, 5, 16), torch.tril(torch.ones(5, 5)).bool()
@@ -515,7 +515,7 @@ def test_a_position_for_the_embedding_needs_no_coordinates(within):
 
 
 def test_look_is_what_the_output_is_made_of(within, perturbed):
-    """The weights of the fast path, not post-dropout ones: rows sum to 1 even in training."""
+    """The weights of the fast path (timm #2220, #292), not post-dropout ones: rows sum to 1 even in training."""
     layer = perturbed(Attention(16, 4, dropout=0.5))
     x, mask = torch.randn(2, 5, 16), padding(torch.tensor([3, 5]), 5)
     weights = layer.look(x, mask=mask, causal=True)
@@ -597,7 +597,8 @@ def test_error_of_values_that_are_not_one_a_key():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_float_mask_is_refused_issue_transformers_38094():
-    """huggingface/transformers #38094: a causal float mask (0 = may attend), cast to bool, was inverted without a word."""
+    """huggingface/transformers #38094: a causal float mask (0 = may attend), cast to bool, was inverted without a word;
+    by hand too, in rasbt/LLMs-from-scratch #1062."""
     zero_allows = torch.zeros(5, 5).masked_fill(~causal(5), -math.inf)
     assert "use mask == 0" in error(lambda: Attention(16, 4)(torch.randn(2, 5, 16), mask=zero_allows))
 

@@ -105,6 +105,7 @@ def test_gradients_are_those_of_plain_code_at_every_size(kind):
 
 @pytest.mark.parametrize("kind", [Learned, KINDS["combined"]])
 def test_vit_takes_at_most_three_graphs_for_seven_sizes(kind):
+    """One graph each (fullgraph): pytorch #97084, #93905, where norms and einops broke it."""
     model = ViT(32, 8, 3, 5, dim=32, depth=1, heads=2, position=kind).eval()
     model(torch.randn(2, 3, 32, 32))  # einops looks for the tensors' library once: a guard would see it happen
     counter = CompileCounter()

@@ -184,6 +184,7 @@ def test_slopes_of_known_head_counts(heads, slopes):
 
 @pytest.mark.parametrize("heads", range(1, 41))
 def test_mlx_343_slopes_for_every_head_count(heads):
+    """ml-explore/mlx #343, #3071, Baichuan2 #225: the slopes of a power of two were used for other numbers of heads."""
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom").build_alibi_tensor
     mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt").build_mpt_alibi_tensor
     theirs = bloom(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]

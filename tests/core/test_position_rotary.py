@@ -110,7 +110,8 @@ def test_fewer_key_heads_are_turned_alike():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gpt_neox_1003_transformers_25681_tables_in_low_precision(dtype):
-    """A rotary table cast with the model is off by up to 0.98 in the cosine at place 4095."""
+    """EleutherAI/gpt-neox #1003, transformers #25681: a table cast with the model is off by up to 0.98 in the cosine at
+    place 4095."""
     position = rotary(64).to(dtype)
     x = heads_of(1, 64, dtype)
     turned = position.rotate(x, line(1, start=4095))

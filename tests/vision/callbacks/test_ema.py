@@ -61,6 +61,7 @@ def test_validation_sees_the_average_and_training_goes_on_from_the_raw_weights(t
 
 
 def test_nothing_is_replaced_before_the_first_update(task, data, trainer):
+    """PL #21724, #21754: with a late start, the untrained copy was validated."""
     module, watch = task(), Watch()
     before = weights(module)
     trainer(EMA(), watch, num_sanity_val_steps=1, accumulate_grad_batches=100, max_epochs=1).fit(module, datamodule=data(n=1))
@@ -87,6 +88,7 @@ def run(trainer, task, data, path=None, **options):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 def test_resume_is_exact(task, data, trainer, tmp_path, precision):
+    """ecmwf/anemoi-core #1373, schnetpack #785: training went on from the average, not from the raw weights."""
     _, straight, module = run(trainer, task, data, max_epochs=4, precision=precision)
     half, _, _ = run(trainer, task, data, max_epochs=2, precision=precision)
     half.save_checkpoint(tmp_path / "half.ckpt")

@@ -146,6 +146,7 @@ def test_handlers_are_restored(run, task, data, trainer):
 
 
 def test_slurm_keeps_its_own_signal(run, monkeypatch):
+    """PL #20542, #1455: with SLURM's requeue on, SIGTERM was passed over, and nothing was saved."""
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SLURM_JOB_NAME", "training")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -240,6 +241,7 @@ def test_a_process_ends_with_143_and_a_second_signal_harms_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("receiver", [0, 1])
 def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path, receiver):
+    """PL #20806: Lightning's handler talks to the other processes within the signal, and waits for ever."""
     process = launch(tmp_path, 2, 0.05)
     try:
         begin = wait_for(process, "rank 0 step 3")

@@ -246,7 +246,8 @@ quiet = pytest.mark.filterwarnings(
 @quiet
 @pytest.mark.parametrize("asks", [False, True])
 def test_lightning_resumes_exactly_from_anywhere(tmp_path: Path, asks: bool) -> None:
-    """Also when the task asks for estimated_stepping_batches, which drops the loader's own state (PL #20550, #21765)."""
+    """Within an epoch, no batch twice and none lost (PL #18780, #19764). Also when the task asks for
+    estimated_stepping_batches, which drops the loader's own state (PL #20550, #21765)."""
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1, auto_insert_metric_name=False)
     whole = trained(tmp_path, asks=asks, callbacks=[keep])
     assert [step for step, *_ in whole.seen] == list(range(15))

@@ -60,7 +60,7 @@ def test_registers_and_class_tokens_are_no_part_of_the_maps():
 
 
 def test_what_the_maps_do_not_need_is_gone():
-    """No parameter without a gradient: data-parallel training would stop at one."""
+    """No parameter without a gradient: data-parallel training would stop at one (PL #17212, lightly #1775)."""
     model = Features(ViT(32, 8, 3, 5, 32, 4, 2), [0, 2])
     sum(m.sum() for m in model(torch.randn(1, 3, 32, 32))).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

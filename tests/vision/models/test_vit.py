@@ -185,6 +185,36 @@ def test_reset_classifier_stays_on_the_device_and_in_the_precision_and_is_rememb
     assert (model.options["num_classes"], model.options["global_pool"]) == (3, "avg")
 
 
+# Attention maps
+
+
+def test_timm_2220_292_vit_explain_23_attention_maps_of_the_fast_path(perturbed):
+    """The fused path keeps no weights: a rollout by hooks on a dropout came out empty. `look` gives those of any call."""
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=2, num_classes=5
+    )
+    ours = small()
+    vision.load_weights(ours, perturbed(theirs).eval())
+    ours.eval()
+    maps, reference = [], []
+    for block, other in zip(ours.blocks, theirs.blocks, strict=True):
+        block.attention.register_forward_pre_hook(
+            lambda layer, args, kwargs: maps.append(layer.look(*args, **kwargs)), with_kwargs=True
+        )
+        other.attn.fused_attn = False
+        other.attn.attn_drop.register_forward_hook(lambda *call: reference.append(call[2]))
+    x = fixed_picture(32, 32)
+    with torch.no_grad():
+        ours(x), theirs(x)
+    assert len(maps) == len(reference) == 2
+    assert maps[0].std() > 0.01  # they look somewhere
+    for a, b in zip(maps, reference, strict=True):
+        torch.testing.assert_close(a, b)
+    rollout = torch.linalg.multi_dot([(weights[0].mean(dim=0) + torch.eye(17)) / 2 for weights in maps[::-1]])
+    torch.testing.assert_close(rollout.sum(dim=-1), torch.ones(17))
+    assert (rollout[0] > 0).all()
+
+
 # Training
 
 
@@ -201,7 +231,18 @@ def test_gradient_checkpointing_gives_equal_gradients():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.parametrize(
+    "options", [{"class_tokens": 2}, {"global_pool": "avg", "reg_tokens": 2}, {"num_classes": 0}, {"init_values": 0.1}]
+)
+def test_pl_17212_lightly_1775_no_parameter_is_left_without_a_gradient(options):
+    """Training on several devices stops at such a parameter: it was a head or a position table that nothing used."""
+    model = small(**options)
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_drop_path_grows_linearly_and_is_off_in_evaluation():
+    """transformers #34291, #33974: one rate for all layers, where the papers let it grow."""
     model = small(depth=4, drop_path_rate=0.3)
     assert [block.drop.rate for block in model.blocks] == pytest.approx([0, 0.1, 0.2, 0.3])
     x = torch.randn(16, 3, 32, 32)
@@ -265,7 +306,7 @@ def test_timm_908_positions_are_interpolated_at_run_time():
 
 
 def test_transformers_32410_no_size_is_rounded_to_another_grid():
-    """Scale factors instead of sizes lost a row at some sizes."""
+    """Scale factors instead of sizes lost a row at some sizes. torchvision #6428: a wrong height was refused at all."""
     model = ViT(224, 16, 3, 5, 32, 1, 2).eval()
     for side in range(16, 700, 61):
         assert model.feature_maps(torch.zeros(1, 3, side, side + 7), [0])[0].shape[-2:] == (
@@ -335,6 +376,7 @@ def test_wrong_pictures_name_the_rule_and_the_fix(shape, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_one_graph_and_at_most_three_compilations_over_seven_sizes(training):
+    """pytorch #97084, #93905: timm's norms and einops broke a ViT's graph dozens of times."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()

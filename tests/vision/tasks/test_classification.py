@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from lightning import Callback, LightningDataModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,6 +79,7 @@ def train(task: Classification, data: LightningDataModule, path, ckpt_path: str 
 
 
 def test_learns_and_takes_the_classes_from_the_data(tmp_path) -> None:
+    """PL #9473, #20311, #20147: the number of classes by a link from the data to the model, which broke; here no link."""
     task, data = Classification(tiny(), lr=5e-3, label_smoothing=0.0), Squares()
     trainer = train(task, data, tmp_path, max_epochs=20)
     assert task.classes == ["a", "b", "c", "d"]
@@ -105,6 +107,9 @@ def test_soft_labels_of_mixup_are_taken_as_they_are(tmp_path) -> None:
     ids=["ours", "timm"],
 )
 def test_checkpoint_alone_rebuilds_the_model(tmp_path, model) -> None:
+    """PL #18105, #20068, #15427: arguments that are instances could not be loaded again; PL #21757, cellarium-ml #353,
+    matgl #802, pytorch_tabular #621, chemprop #1227: instances in a checkpoint, which weights_only refuses; PL #20726,
+    py4cast #163: what was a factory or came from the data was not in it."""
     task = Classification(model())
     trainer = train(task, Squares(), tmp_path, max_steps=1)
     path = tmp_path / "x.ckpt"
@@ -201,16 +206,44 @@ def test_layer_decay_scales_the_rate_by_depth(tmp_path) -> None:
     assert rate["heads.0.weight"] == pytest.approx(1e-2)
 
 
-def test_gradient_is_clipped_to_one(tmp_path) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "scaled"])
+def test_gradient_is_clipped_to_one(tmp_path, precision) -> None:
+    """PL #9694, #9599, #18089: with a loss scaler, the scaled gradients were clipped: to next to nothing."""
     norms: list[float] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    options = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)} if precision == "scaled" else {"precision": precision}
 
     class Watched(Classification):
-        def configure_gradient_clipping(self, optimizer, **options) -> None:
-            super().configure_gradient_clipping(optimizer, **options)
-            norms.append(float(nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])))
+        def on_train_start(self) -> None:  # as the optimizer finds them, no longer scaled
+            self.trainer.optimizers[0].register_step_pre_hook(lambda *_: norms.append(self.norm()))
 
-    train(Watched(tiny(), lr=1.0, warmup=0.0), Squares(), tmp_path, max_steps=8)
+        def norm(self) -> float:
+            return float(nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
+
+    train(Watched(tiny(), lr=1.0, warmup=0.0), Squares(), tmp_path, max_steps=8, **options)
     assert max(norms) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_rate_where_the_loss_scaler_skips_steps(tmp_path) -> None:
+    """PL #18828, #5558: a scheduler, stepped where the scaler skips, warned and ran ahead. There is none: a skipped step
+    is a step with its rate, and the schedule ends with the run."""
+    rates: list[float] = []
+
+    class Watched(Classification):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=1000)
+    trainer = train(
+        Watched(tiny(), lr=1e-2, warmup=0.25),
+        Squares(),
+        tmp_path,
+        max_steps=16,
+        plugins=MixedPrecision("16-mixed", "cpu", scaler),
+    )
+    assert scaler.get_scale() < 2.0**40  # it did skip
+    assert rates == pytest.approx([1e-2 * warmup_cosine(step, total=16, warmup=0.25) for step in range(16)])
+    assert not trainer.lr_scheduler_configs
 
 
 @pytest.mark.parametrize(
@@ -237,6 +270,8 @@ def test_a_run_without_an_end_is_refused(tmp_path) -> None:
 
 
 def test_a_model_that_cannot_change_its_classes_is_refused(tmp_path) -> None:
+    """open-mmlab/mmdetection #7727: found late, by an index out of range; here before the first step."""
+
     class Fixed(nn.Module):
         num_classes = 3
 

@@ -303,6 +303,7 @@ def test_buffers_are_loaded(perturbed):
 
 
 def test_preprocessing_of_a_live_timm_model():
+    """transformers #13663: the model's own mean and size gave way to a script's defaults. Here they come with the model."""
     model = vision.load_model(timm.create_model("vit_tiny_patch16_224", depth=1))
     assert model.preprocessing == {
         "channels": 3,
