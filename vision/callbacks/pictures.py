@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vision.callbacks import figures, machine, report
 from vision.callbacks.confusion import class_rows, confusion, wilson
+from vision.callbacks.restoration import before_and_after
 from vision.callbacks.run import best, classify_command, clock, resume_command, shown, test_command, watched, writes
 
 DPI = 110
@@ -38,7 +39,9 @@ class Pictures(Callback):
     test adds the confusion matrix, the classes one by one and, if `test_step` returns `{"probabilities": b k, "labels": b}`,
     the mistakes made with the greatest confidence (with several processes: of the first one's pictures). A task adds own
     figures by a method `figures(trainer) -> dict[str, matplotlib.figure.Figure]`, asked at both ends; a name becomes that of
-    the file and, with spaces for underscores, of the section. A figure that fails is a warning, never the end of a run.
+    the file and, with spaces for underscores, of the section. A restorer's `panels` are drawn before and after at each
+    validation, and what a test measured is told by `tables() -> {title: (columns, rows)}`. A figure that fails is a warning,
+    never the end of a run.
 
     Args:
         mistakes: how many of them are shown.
@@ -67,6 +70,10 @@ class Pictures(Callback):
         self.draw_own(trainer, pl_module)
         self.write(trainer, pl_module)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if writes(trainer) and not trainer.sanity_checking:
+            self.draw_panels(trainer, pl_module)
+
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.mistakes.found.clear()
         self.drawn = {name: path for name, path in self.drawn.items() if name not in TESTED}
@@ -94,6 +101,7 @@ class Pictures(Callback):
 
     def draw_own(self, trainer: Trainer, task: Any) -> None:
         """The figures that the task itself knows of."""
+        self.draw_panels(trainer, task)
         if not hasattr(task, "figures"):
             return
         try:
@@ -103,6 +111,10 @@ class Pictures(Callback):
             return
         for name in own:
             self.draw(trainer, name, own.__getitem__, name)
+
+    def draw_panels(self, trainer: Trainer, task: Any) -> None:
+        if getattr(task, "panels", None):
+            self.draw(trainer, "before_and_after", before_and_after, task.panels, task.before)
 
     def draw(self, trainer: Trainer, name: str, make: Callable[..., Figure | None], *inputs: Any) -> None:
         """Draws what `make` makes of the inputs, if anything."""
@@ -142,6 +154,8 @@ class Pictures(Callback):
                 "Classes", self.picture("per_class", "share named right of each class"), class_table(counts, task)
             )
             yield report.section("Mistakes made with the greatest confidence", self.picture("mistakes", "wrongly named pictures"))
+        for title, (columns, rows) in tables(trainer, task).items():
+            yield report.section(title, report.table(columns, rows))
         for name in [name for name in self.drawn if name not in ("learning_curves", *TESTED)]:
             yield report.section(name.replace("_", " ").capitalize(), self.picture(name, name))
         yield report.section("Next", next_commands(trainer, task))
@@ -201,6 +215,11 @@ class Mistakes:
             figures.Mistake((image * std + mean).clamp(0, 1).permute(1, 2, 0).numpy(), classes[true], classes[said], confidence)
             for confidence, _, true, said, image in sorted(self.found, key=lambda entry: -entry[0])
         ]
+
+
+def tables(trainer: Trainer, task: Any) -> dict[str, Any]:
+    """What the task has to tell of a test: title -> columns and rows."""
+    return task.tables() if trainer.state.fn == "test" and hasattr(task, "tables") else {}
 
 
 def reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ class Summary(Callback):
     The file holds the model of the best checkpoint, or as it is without one, under plain names, and as metadata `vision` the
     JSON from which `vision.load_model` rebuilds it (`task.card()`; a task without one gets no file). With EMA these are the
     averaged weights. Printed are: after training the best validation; after a test the accuracy with n and half the width of
-    its 95% interval, and each of up to 20 classes.
+    its 95% interval, and each of up to 20 classes, or the task's own `tables()`.
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -56,6 +56,8 @@ def after_test(trainer: Trainer, task: Any) -> Iterable[str]:
         yield from (
             f"{name.replace('/', ' ')} {float(v):.4f}" for name, v in trainer.callback_metrics.items() if name[:5] == "test/"
         )
+        for title, (columns, rows) in task.tables().items() if hasattr(task, "tables") else ():
+            yield from aligned(title, [columns, *rows])
     else:
         n, right = int(counts.sum()), int(counts.trace())
         low, high = wilson(right / n, n)
@@ -69,6 +71,15 @@ def after_test(trainer: Trainer, task: Any) -> Iterable[str]:
                 taken = f"{row.taken_for} ({row.taken:,})" if row.taken else "-"
                 yield f"  {set_cell_size(row.name, width)}  {row.pictures:>8,}  {share:>6}  {taken}"
     yield from where(trainer, task)
+
+
+def aligned(title: str, rows: list[tuple[str, ...]]) -> Iterable[str]:
+    """A table as lines; the first column is to the left, the others to the right."""
+    yield title
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join(["", set_cell_size(first, widths[0]), *cells])
 
 
 def where(trainer: Trainer, task: Any) -> Iterable[str]:
