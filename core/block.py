@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.cache import LayerCache
+from core.dropout import Dropout
 from core.norm import LayerNorm
 
 NormOrder = Literal["pre", "post", "residual_post"]
@@ -89,7 +90,7 @@ class Block(nn.Module):
         self.norm2, self.ffn = norm(dim), ffn
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.scale2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop = nn.Sequential(nn.Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
+        self.drop = nn.Sequential(Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
 
     def forward(self, x: Float[Tensor, "b ... d"], **context: object) -> Float[Tensor, "b ... d"]:
         """Args: context: passed to the attention (`at`, `mask`, `causal`, ...)."""
@@ -135,7 +136,7 @@ class CrossBlock(nn.Module):
         self.norm1, self.attention = norm(dim), attention
         self.norm2, self.cross_attention = norm(dim), cross_attention
         self.norm3, self.ffn = norm(dim), ffn
-        self.drop = nn.Sequential(nn.Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
+        self.drop = nn.Sequential(Dropout(dropout), DropPath(drop_path)) if dropout else DropPath(drop_path)
 
     def forward(
         self,

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.convolution import Conv3x3, convolve
+from core.dropout import Dropout
 
 
 class Mlp(nn.Module):
@@ -36,7 +37,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.activation = activation()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -62,7 +63,7 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.gate_up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first: one product for both
         self.activation = activation()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

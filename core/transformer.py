@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from core.attention import Attention
 from core.block import Block, CrossBlock, check_order
 from core.cache import KeyValueCache
+from core.dropout import Dropout
 from core.embedding import TokenEmbedding
 from core.ffn import Mlp
 from core.norm import LayerNorm
@@ -73,7 +74,7 @@ class Encoder(nn.Module):
         self.position = position(Site(dim, heads, extent=(max_length,)))
         require_hooks(self.position, "Encoder", HOOKS)
         shared = in_blocks(self.position)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         make_ffn: Any = ffn  # annotated with what the command line need not be told; given a dropout too
         self.blocks = nn.ModuleList(
             Block(
@@ -136,7 +137,7 @@ class Decoder(nn.Module):
         self.position = position(Site(dim, heads, extent=(max_length,), causal=True))
         require_hooks(self.position, "Decoder", HOOKS)
         shared = in_blocks(self.position)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         build: Any = Block if memory_dim is None else CrossBlock
         make_ffn: Any = ffn
         self.blocks = nn.ModuleList()
