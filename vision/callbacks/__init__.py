@@ -7,6 +7,7 @@ from vision.callbacks.health import TrainingHealth
 from vision.callbacks.pictures import Pictures
 from vision.callbacks.preemption import Preemption
 from vision.callbacks.progress import Progress
+from vision.callbacks.restoration import Baselines
 from vision.callbacks.summary import Summary
 
-__all__ = ["EMA", "Pictures", "Preemption", "Progress", "Summary", "TrainingHealth"]
+__all__ = ["EMA", "Baselines", "Pictures", "Preemption", "Progress", "Summary", "TrainingHealth"]

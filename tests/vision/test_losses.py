@@ -1,0 +1,104 @@
+"""Losses: each equals its formula in plain float64 NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vision.errors import UserError
+from vision.losses import Charbonnier, Edge, Frequency, Weighted
+from vision.rebuild import build, describe
+
+
+def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(*shape, dtype=torch.float64), torch.rand(*shape, dtype=torch.float64)
+
+
+def test_charbonnier_is_its_formula() -> None:
+    a, b = pair(2, 3, 7, 5)
+    expected = np.mean(
+        [math.sqrt((x - y) ** 2 + 0.01**2) for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True)]
+    )
+    assert Charbonnier(0.01)(a, b).item() == pytest.approx(expected, rel=1e-12)
+
+
+def smooth(x: np.ndarray) -> np.ndarray:
+    """Binomial filter 1 4 6 4 1 both ways, edges repeated, pixel by pixel."""
+    weights, (h, w), y = np.array([1, 4, 6, 4, 1]) / 16, x.shape, np.zeros(x.shape)
+    for i in range(h):
+        for j in range(w):
+            for di in range(-2, 3):
+                for dj in range(-2, 3):
+                    y[i, j] += weights[di + 2] * weights[dj + 2] * x[min(max(i + di, 0), h - 1), min(max(j + dj, 0), w - 1)]
+    return y
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (7, 9)])
+def test_edge_is_charbonnier_of_the_finest_laplacian(shape: tuple[int, int]) -> None:
+    a, b = pair(1, 2, *shape)
+
+    def edges(x: np.ndarray) -> np.ndarray:
+        kept = np.zeros_like(x)
+        kept[::2, ::2] = smooth(x)[::2, ::2]
+        return x - smooth(4 * kept)
+
+    differences = np.stack([edges(p) - edges(q) for p, q in zip(a[0].numpy(), b[0].numpy(), strict=True)])
+    assert Edge(1e-3)(a, b).item() == pytest.approx(np.sqrt(differences**2 + 1e-6).mean(), rel=1e-10)
+
+
+def test_edge_loss_sees_edges_not_brightness() -> None:
+    flat = torch.full((1, 1, 16, 16), 0.25)
+    step = flat.clone()
+    step[..., 8:] = 0.75
+    inner = (slice(None), slice(None), slice(4, 12), slice(4, 12))  # away from the border
+    assert Edge().edges(flat + 0.5)[inner].abs().max() < 1e-6
+    assert Edge().edges(step)[inner].abs().max() > 0.05
+
+
+def test_frequency_is_the_mean_of_real_and_imaginary_parts() -> None:
+    a, b = pair(1, 2, 5, 6)
+    h, w, total = 5, 6, 0.0
+    for difference in (a - b)[0].numpy():
+        for u in range(h):
+            for v in range(w):
+                wave = np.exp(-2j * np.pi * (u * np.arange(h)[:, None] / h + v * np.arange(w) / w))
+                value = (difference * wave).sum() / math.sqrt(h * w)
+                total += abs(value.real) + abs(value.imag)
+    assert Frequency()(a, b).item() == pytest.approx(total / (2 * 2 * h * w), rel=1e-10)
+
+
+def test_weighted_is_the_sum() -> None:
+    a, b = pair(2, 3, 8, 8)
+    loss = Weighted([Charbonnier(), Edge(), nn.MSELoss()], [1.0, 0.05, 2.5])
+    expected = Charbonnier()(a, b) + 0.05 * Edge()(a, b) + 2.5 * (a - b).square().mean()
+    assert loss(a, b).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [Charbonnier(), Edge(), Frequency(), Weighted([Charbonnier(), Frequency()], [1.0, 0.1])])
+def test_gradient_is_finite_where_both_are_equal_and_half_precision_is_measured_in_full(loss: nn.Module) -> None:
+    a = torch.rand(1, 3, 16, 16).bfloat16().requires_grad_()
+    value = loss(a, a.detach().float())
+    value.backward()
+    assert value.dtype == torch.float32
+    assert a.grad.isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss(a, a.detach().float()).item() == value.item()
+
+
+@pytest.mark.parametrize("loss", [Charbonnier(0.01), Edge(0.01), Frequency(), Weighted([Charbonnier(), Edge()], [1.0, 0.5])])
+def test_a_loss_is_rebuilt_from_plain_values(loss: nn.Module) -> None:
+    a, b = torch.rand(2, 1, 3, 8, 8)
+    again = build(describe(loss))
+    assert not again.state_dict()  # nothing of it goes into a checkpoint
+    assert again(a, b).item() == loss(a, b).item()
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(UserError, match=r"eps=0 is not positive; use e.g. 1e-3, or torch.nn.L1Loss for none"):
+        Charbonnier(0.0)
+    with pytest.raises(UserError, match="losses are 1, weights 2; give one weight for each loss, at least one"):
+        Weighted([Charbonnier()], [1.0, 2.0])
