@@ -11,7 +11,8 @@ from jaxtyping import Float
 
 from vision.errors import UserError
 
-Range = float | tuple[float, float]
+Number = int | float
+Range = Number | tuple[Number, Number]
 
 
 class Degradation(ABC):
@@ -68,7 +69,7 @@ class Chain(Degradation):
         return ", then ".join(map(str, self.steps))
 
 
-def checked_range(name: str, value: Range | Sequence[float], low: float, high: float) -> tuple[float, float]:
+def checked_range(name: str, value: Range | Sequence[float], low: Number, high: Number) -> tuple[float, float]:
     """A fixed value v as (v, v), or a range (from, to); both ends within low..high.
 
     Raises:

@@ -46,8 +46,8 @@ class Round:
     poisson: tuple[float, float]  # strength
 
 
-FIRST = Round(1.0, (0.2, 3.0), 0.2, 0.7, (0.15, 1.5), (1, 30), (0.05, 3.0))
-SECOND = Round(0.8, (0.2, 1.5), 0.3, 0.4, (0.3, 1.2), (1, 25), (0.05, 2.5))
+FIRST = Round(1.0, (0.2, 3.0), 0.2, 0.7, (0.15, 1.5), (1.0, 30.0), (0.05, 3.0))
+SECOND = Round(0.8, (0.2, 1.5), 0.3, 0.4, (0.3, 1.2), (1.0, 25.0), (0.05, 2.5))
 
 
 class SecondOrder(Degradation):
