@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from vision.errors import UserError
+from vision.errors import UserError, is_out_of_memory
 
 if TYPE_CHECKING:
     from vision.commands.trainer_cli import TrainerCLI
@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("run a checkpoint over the prediction data of a config", "vision.commands.training:predict"),
     "classify": ("name what is on pictures, with a checkpoint", "vision.commands.classify:classify"),
     "restore": ("write restored copies of pictures, with a checkpoint", "vision.commands.restore:restore"),
+    "translate": ("write the target of each line of text, with a checkpoint", "vision.commands.translate:translate"),
     "check-data": ("find what is wrong with a folder of pictures", "vision.commands.check_data:check_data"),
     "models": ("list the models by name", "vision.commands.models:models"),
     "weights": ("tell what a file of weights holds, or convert it", "vision.commands.weights:weights"),
@@ -50,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with the exit code when it is not 0. 1: some of the work failed, each part named; 2: wrong use,
             one line on standard error (with a traceback if VISION_TRACEBACK=1); 130: Ctrl-C; 143: SIGTERM.
-        Exception: an error that is nobody's wrong use (out of memory, a bug) keeps its traceback.
+        Exception: an error that is nobody's wrong use (a bug) keeps its traceback.
     """
     arguments = list(sys.argv[1:] if args is None else args)
     try:
@@ -105,12 +106,21 @@ def user_message(error: BaseException) -> str | None:
     if from_worker:
         last = re.search(r"^vision\.errors\.\w+: (.+)\Z", text, flags=re.MULTILINE | re.DOTALL)
         return " ".join(last[1].split()) if last else None
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or (isinstance(error, ValueError) and raised_by_us(error)):
         return " ".join(text.split())
+    if is_out_of_memory(error):
+        told = f" ({text.splitlines()[0]})" if text else ""
+        return text if text.startswith("out of memory") else f"out of memory{told}; try smaller pictures or fewer at once"
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         place = error.filename or "the run folder"
         return f"{place}: {os.strerror(error.errno)}; free some space or choose another --trainer.default_root_dir"
     return None
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether `core` or `vision` itself refused something, not a library that they called."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] in {"core", "vision"}
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:

@@ -49,7 +49,9 @@ def create_model(
         UserError: an unknown name or option, weights that do not fit or cannot be had, an index out of range.
     """
     if name not in MODELS:
-        near = difflib.get_close_matches(str(name), MODELS, n=1)
+        family = str(name).partition("_")[0]
+        near = difflib.get_close_matches(str(name), [known for known in MODELS if known.partition("_")[0] == family], n=1)
+        near = near or difflib.get_close_matches(str(name), MODELS, n=1)
         hint = f"did you mean {near[0]}?" if near else "vision.list_models() lists the names"
         raise UserError(f"there is no model {name!r}; {hint}")
     if out_indices is not None and not features_only:

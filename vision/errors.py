@@ -23,3 +23,9 @@ class ImageError(UserError):
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[Path, str]]:  # two arguments: the default pickling across workers fails
         return type(self), (self.path, self.reason)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device's or the machine's memory was too small; torch's own class for it is a RuntimeError."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))

@@ -14,6 +14,7 @@ from vision.errors import UserError
 
 ROOT = Path("runs")
 CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
 
 
 def config_name(config: str | Path) -> str:
@@ -55,7 +56,7 @@ def claim_run(folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any((folder / name).exists() for name in ("config.yaml", "metrics.csv")):
+        if any((folder / name).exists() for name in (CONFIG, "metrics.csv")):
             return create_run(folder)
         (folder / CHECKPOINTS).mkdir()
     except FileExistsError:
@@ -67,8 +68,16 @@ def claim_run(folder: Path) -> Path:
     return folder
 
 
-def release_run(folder: Path) -> None:
-    """Removes a run folder in which nothing was written, so that a run that never began leaves nothing behind."""
+def release_run(folder: Path, *, failed: bool = False) -> None:
+    """Removes a run folder in which nothing was written, so that a run that never began leaves nothing behind.
+
+    Args:
+        folder: the run.
+        failed: its config alone counts as nothing.
+    """
+    config = folder / CONFIG
+    if failed and not any(path.is_file() and path != config for path in folder.rglob("*")):
+        config.unlink(missing_ok=True)
     above = (folder.parent, ROOT) if folder.parent.parent == ROOT else ()
     for empty in (folder / CHECKPOINTS, folder, *above):
         try:

@@ -173,6 +173,8 @@ class Shared(Position):
     """
 
     def __init__(self, position: Position) -> None:
+        if not isinstance(position, Position):
+            raise ValueError(f"Shared holds a built position, got {type(position).__name__}; name the kind itself")
         super().__init__(position.site)
         self._held = (position,)  # a tuple is not registered
 

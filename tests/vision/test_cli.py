@@ -128,6 +128,34 @@ def test_the_traceback_is_shown_on_wish(monkeypatch: pytest.MonkeyPatch, capsys:
     assert err.endswith("error: no pictures\n")
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_what_core_refuses_is_one_line_wherever_it_is_met(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model built well may still refuse its first batch. (A library's ValueError is a bug and keeps its traceback.)"""
+    from core import Shared, Site
+
+    monkeypatch.setattr("vision.cli.load_command", lambda name: lambda args: Shared(Site(8, 2)))
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit"])
+    assert capsys.readouterr().err == "error: Shared holds a built position, got Site; name the kind itself\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("out of memory at step 3; try less"), "out of memory at step 3; try less"),
+        (MemoryError(), "out of memory; try smaller pictures or fewer at once"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore"), "out of memory (DefaultCPUAllocator: can't"),
+    ],
+)
+def test_a_full_memory_is_one_line(error: Exception, message: str) -> None:
+    line = user_message(error)
+    assert line is not None
+    assert line.startswith(message)
+    assert "\n" not in line
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("a bug"), OSError(errno.EIO, "bad disk")])
 def test_other_errors_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     command_that(error, monkeypatch)

@@ -21,6 +21,8 @@ def test_every_vit_of_the_list_builds_small_too():
     ("name", "message"),
     [
         ("vit_tiny_patch16", r"there is no model 'vit_tiny_patch16'; did you mean vit_tiny_patch16_224\?"),
+        ("vit_tny_patch16_224", r"did you mean vit_tiny_patch16_224\?"),
+        ("swn_tiny_patch4_window7_224", r"did you mean swin_tiny_patch4_window7_224\?"),
         ("alexnet", r"there is no model 'alexnet'; vision.list_models\(\) lists the names"),
     ],
 )

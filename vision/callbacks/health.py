@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vision.callbacks.run import newest_checkpoint, shown
-from vision.errors import UserError
+from vision.errors import UserError, is_out_of_memory
 
 
 class TrainingHealth(Callback):
@@ -153,14 +153,6 @@ def shape_of(batch: Any) -> tuple[int, ...]:
         return tuple(batch.shape)
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else ()
     return next((shape for shape in map(shape_of, parts) if shape), ())
-
-
-def is_out_of_memory(exception: BaseException) -> bool:
-    """Whether a device's or the machine's memory was too small."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(exception, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(exception, RuntimeError) and any(word in str(exception) for word in words)
-    )
 
 
 def out_of_memory(trainer: Trainer, shape: tuple[int, ...]) -> str:

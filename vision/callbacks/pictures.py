@@ -25,7 +25,7 @@ from torch import Tensor
 from vision.callbacks import figures, machine, report
 from vision.callbacks.confusion import class_rows, confusion, wilson
 from vision.callbacks.restoration import before_and_after
-from vision.callbacks.run import best, classify_command, clock, resume_command, shown, test_command, watched, writes
+from vision.callbacks.run import best, clock, resume_command, shown, test_command, use_command, watched, writes
 
 DPI = 110
 TESTED = ("confusion_matrix", "per_class", "mistakes")  # the figures of a test
@@ -299,7 +299,7 @@ def next_commands(trainer: Trainer, task: Any) -> str:
     longer = resume_command(trainer)
     if longer and trainer.max_epochs and trainer.max_epochs > 0:
         longer += f" --trainer.max_epochs {2 * trainer.max_epochs}"
-    commands = {"use it": classify_command(trainer, task), "test it again": test_command(trainer), "train it further": longer}
+    commands = {"use it": use_command(trainer, task), "test it again": test_command(trainer), "train it further": longer}
     lines = [f"# {purpose}\n{command}" for purpose, command in commands.items() if command]
     return report.code("\n".join(lines)) if lines else ""
 

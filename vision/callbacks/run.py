@@ -83,13 +83,21 @@ def with_checkpoint(command: str, path: Path, trainer: Trainer) -> str | None:
     return f"vision {command} --ckpt_path {shlex.quote(shown(path))}" if has_config and path.is_file() else None
 
 
-def classify_command(trainer: Trainer, task: Any) -> str | None:
+# task -> the command that uses its model; the weights follow
+USES = {
+    "classification": "vision classify PICTURE --weights",
+    "restoration": "vision restore PICTURE --output restored --weights",
+    "sequence": 'vision translate "TEXT" --weights',
+}
+
+
+def use_command(trainer: Trainer, task: Any) -> str | None:
     """How to use what was trained or tested: with the deployable file, or a checkpoint that holds as much."""
     found = best(trainer)
     files = [Path(trainer.default_root_dir) / WEIGHTS, *([found.path] if found else []), Path(trainer.ckpt_path or "")]
     weights = next((file for file in files if file.is_file()), None)
-    is_classifier = hasattr(task, "card") and task.card()["task"] == "classification"
-    return f"vision classify PICTURE --weights {shlex.quote(shown(weights))}" if is_classifier and weights else None
+    use = USES.get(task.card()["task"]) if hasattr(task, "card") else None
+    return f"{use} {shlex.quote(shown(weights))}" if use and weights else None
 
 
 def clock(seconds: int | float) -> str:

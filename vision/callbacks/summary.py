@@ -14,7 +14,8 @@ from rich.cells import cell_len, set_cell_size
 from safetensors.torch import save
 
 from vision.callbacks.confusion import class_rows, confusion, wilson
-from vision.callbacks.run import WEIGHTS, best, classify_command, shown, writes
+from vision.callbacks.run import WEIGHTS, best, shown, use_command, writes
+from vision.runs import checkpoints_in
 
 CLASSES = 20  # more are not listed
 
@@ -85,11 +86,11 @@ def aligned(title: str, rows: list[tuple[str, ...]]) -> Iterable[str]:
 def where(trainer: Trainer, task: Any) -> Iterable[str]:
     """Files and the next command, those that there are."""
     found, report = best(trainer), Path(trainer.default_root_dir) / "report.html"
-    checkpoint = trainer.ckpt_path or (found.path if found else None)
+    checkpoint = trainer.ckpt_path or (found.path if found else next(iter(checkpoints_in(Path(trainer.default_root_dir))), None))
     named = {
         "report": shown(report) if report.is_file() else None,
         "checkpoint": shown(checkpoint) if checkpoint else None,
-        "next": classify_command(trainer, task),
+        "next": use_command(trainer, task),
     }
     return (f"{name + ':':<12}{value}" for name, value in named.items() if value)
 

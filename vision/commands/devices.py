@@ -24,4 +24,6 @@ def to_device(model: Model, device: str | None) -> Model:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
+        told = str(error).splitlines()[0]
+        unknown = told.startswith("Expected one of")  # torch goes on with twenty names
+        raise UserError(f"--device {device}: {'use cpu, cuda, mps or xpu' if unknown else told}") from error

@@ -78,7 +78,8 @@ def innermost(message: str, known_keys: KnownKeys) -> Mistake | None:
     if found := re.search(r"Got value: Namespace\(class_path='([\w.]+)'", message):
         class_path = found[1]
     shown = re.search(r"Got value:[ ]?(.*)", message) or re.search(r"Given value: (.+)", message)
-    given = shown[1].strip() if shown and not re.match(r"NestedArg|Namespace|\{", shown[1]) else None
+    value = shown[1].partition(". Got value: ")[0].strip() if shown else ""  # what follows is the class around it
+    given = value if shown and not re.match(r"NestedArg|Namespace|\{", value) else None
     return Mistake(
         ".".join(keys), class_path, [re.sub(r"\.? ?Got value:.*", "", reason) for reason in reasons], given, known_keys
     )
@@ -146,7 +147,10 @@ def not_an_option(option: str, mistake: Mistake) -> str:
         return f"unknown key {mistake.key}.{option}; did you mean {mistake.key}.{guess}?"
     if mistake.class_path and mistake.class_path.endswith("create_model"):  # it takes any option of any model
         return f"unknown key {mistake.key}.{option}; options of the model itself go under dict_kwargs, beside init_args"
-    whose = f" ({mistake.class_path} has {', '.join(known)})" if known and len(known) <= 12 else ""
+    own = [key for key in known if "." not in key]
+    whose = f" ({mistake.class_path} has {', '.join(own)})" if own and len(own) <= 12 else ""
+    if mistake.class_path and not known:
+        whose = f" ({mistake.class_path} has no options)"
     return f"unknown key {mistake.key}.{option}{whose}"
 
 
@@ -185,6 +189,10 @@ def wrong_class(found: re.Match[str], mistake: Mistake) -> str:
     return f"{mistake.key}: {mistake.given or mistake.class_path} is not a {found[1]}"
 
 
+def not_a_subclass(found: re.Match[str], mistake: Mistake) -> str:
+    return f"{mistake.key}: {found[1]} is not a {found[2]}"
+
+
 def wrong_type(mistake: Mistake) -> str:
     expected = [plain_type(found[1]) for line in mistake.reasons if (found := re.match(r"Expected an? (.+)", line))]
     if not expected:
@@ -217,5 +225,6 @@ VALUE_MISTAKES: list[tuple[str, Callable[[re.Match[str], Mistake], str]]] = [
     (r"module '(.+?)' has no attribute '(.+?)'", not_in_module),
     (r"No module named '(.+?)'", no_module),
     (r"Expected a dot import path string: (.+)", no_short_name),
+    (r"Expected '(.+?)' to be a subclass of <class '(.+?)'>", not_a_subclass),
     (r"Import path .*does not correspond to a subclass of (\w+)", wrong_class),
 ]

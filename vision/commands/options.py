@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from typing import Any, NoReturn
 
 from vision.cli import nearest
@@ -20,6 +21,13 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, **options: Any) -> None:
         super().__init__(prog=f"vision {command}", description=description, allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words[: words.index("--")] if "--" in words else words:  # before argparse says what else is missing
+            if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {word}")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(self.explain(message))

@@ -10,6 +10,7 @@ from typing import NoReturn
 import jsonargparse
 from lightning.pytorch.cli import LightningArgumentParser
 
+from core import Position
 from vision.commands.messages import one_line
 from vision.errors import UserError
 
@@ -51,5 +52,7 @@ def keys_of(class_path: str) -> list[str]:
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
         add(target, fail_untyped=False)
-        return [action.dest for action in parser._actions if action.dest != "help" and not action.dest.endswith(".help")]
+        keys = [action.dest for action in parser._actions if action.dest != "help" and not action.dest.endswith(".help")]
+        given_by_model = {"site"} if inspect.isclass(target) and issubclass(target, Position) else set()
+        return [key for key in keys if key.partition(".")[0] not in given_by_model]
     return []

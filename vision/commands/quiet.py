@@ -20,6 +20,7 @@ WARNINGS = (
 NO_TRAINING = (r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",)  # those of training, not needed
 MESSAGES = (
     "💡 Tip",
+    "GPU available: False",
     "TPU available",
     "HPU available",
     "Restored all states",
@@ -27,6 +28,7 @@ MESSAGES = (
     "Loaded model weights",
     "Seed set to",
     "`Trainer.fit` stopped: `max_",
+    "=1)` was configured so",  # fast_dev_run, which says so itself
 )
 LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "lightning.fabric.utilities.rank_zero")
 

@@ -182,8 +182,11 @@ class TrainerCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if not self.runs_now:
             return
+        self.refuse_nothing()
+        failed = True
         try:
             super()._run_subcommand(subcommand)
+            failed = False
         except SystemExit as stop:
             if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning has saved, and made an exit of it
                 self.listen_again()
@@ -196,7 +199,15 @@ class TrainerCLI(LightningCLI):
                 raise UserError(self.explain_mismatch(error)) from error
             raise
         finally:
+            self.release(failed=failed)
+
+    def refuse_nothing(self) -> None:
+        """A training of no steps would test the model as it was built, and look like a result."""
+        trainer = self.trainer
+        if self.command == "fit" and 0 in (trainer.max_epochs, trainer.max_steps):
             self.release()
+            name = "max_epochs" if trainer.max_epochs == 0 else "max_steps"
+            raise UserError(f"trainer.{name}=0 trains nothing; use 1 or more, or `vision test` to measure a model")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         own = {"test": {"verbose": False}, "predict": {"return_predictions": False}}  # Summary and WritePredictions tell them
@@ -227,12 +238,12 @@ class TrainerCLI(LightningCLI):
         advice = f"use its own config: --config {run}/config.yaml" if run else "use the config it was trained with"
         return f"{path} does not fit the model of this config ({first[:160]}); {advice}"
 
-    def release(self) -> None:
+    def release(self, *, failed: bool = False) -> None:
         """Leaves no empty folder behind."""
         if self.scratch:
             self.scratch.cleanup()
         if self.claimed:
-            release_run(self.claimed)
+            release_run(self.claimed, failed=failed)
 
     def listen_again(self) -> None:
         """Lightning turns Ctrl-C off for its shutdown, and leaves it off."""

@@ -41,6 +41,8 @@ class ConvStem(nn.Module):
             raise ValueError(
                 f"patch_size={patch_size} is not a power of two of at least 2, which ConvStem halves to; use 4, 8 or 16"
             )
+        if dim < 2 ** (steps - 1):
+            raise ValueError(f"dim={dim} has no channel left after {steps} halvings; use dim={2 ** (steps - 1)} or more")
         self.reduction = patch_size
         widths = [in_chans, *(dim // 2 ** (steps - 1 - i) for i in range(steps))]
         layers: list[nn.Module] = []

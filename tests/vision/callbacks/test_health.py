@@ -15,8 +15,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from vision.callbacks.ema import EMA
-from vision.callbacks.health import TrainingHealth, is_out_of_memory, shape_of
-from vision.errors import UserError
+from vision.callbacks.health import TrainingHealth, shape_of
+from vision.errors import UserError, is_out_of_memory
 
 
 def poison(module, steps, value=float("nan")):

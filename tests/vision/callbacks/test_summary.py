@@ -13,7 +13,7 @@ from torch import nn
 
 from vision.callbacks.ema import EMA
 from vision.callbacks.pictures import Pictures
-from vision.callbacks.run import classify_command, shown
+from vision.callbacks.run import shown, use_command
 from vision.callbacks.summary import Summary
 
 
@@ -131,4 +131,4 @@ def test_paths_are_short_and_quoted(task, data, trainer, tmp_path, monkeypatch):
     run = trainer(Summary(), root=folder)
     module = task()
     run.fit(module, datamodule=data())
-    assert classify_command(run, module) == "vision classify PICTURE --weights 'my runs/1/model.safetensors'"
+    assert use_command(run, module) == "vision classify PICTURE --weights 'my runs/1/model.safetensors'"

@@ -50,6 +50,7 @@ def config(text: str) -> list[str]:
         (["--model.net.zzz", "3"], "unknown key model.net.zzz (cli_dummies.TinyNet has width, bias, unit)"),
         (["--model.net.unit=cli_dummies.Unti"], "model.net.unit: cli_dummies has no Unti; did you mean cli_dummies.Unit?"),
         (["--model.net.unit=cli_dummies.Unit", "--model.net.unit.slop=3"], "unknown key model.net.unit.slop; did you mean"),
+        (["--data.rot=1"], "unknown key data.rot (cli_dummies.TinyData has "),
         (["--data.noise.levle=1"], "unknown key data.noise.levle; did you mean data.noise.level?"),
         (["--data.noise={levle: 1}"], "unknown key data.noise.levle; did you mean data.noise.level?"),
         (["--data.noise.level=loud"], "data.noise.level=loud is not float"),
@@ -123,6 +124,20 @@ def test_abbreviated_options_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_mistake_in_a_constructor_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["fit", *OPTIONS, "--model.lr=-1"], capsys) == "lr=-1.0 is not positive; use 0.001"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["core.Learned", "--model.model.position.sigma=3"], "unknown key {}.sigma (core.Learned has prefix, std)"),
+        (["core.Learned", "--model.model.position.site=3"], "unknown key {}.site (core.Learned has prefix, std)"),
+        (["core.Rotary", "--model.model.position.base=abc"], "{}.base=abc is not float"),
+        (["core.LayerNorm"], "{}: core.LayerNorm is not a Position"),
+    ],
+)
+def test_a_mistake_in_a_position_is_one_line(extra: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--model=vision.tasks.Classification", "--model.model=vision.models.ViT", "--data=cli_dummies.TinyData"]
+    assert error_of(["fit", *task, "--model.model.position", *extra], capsys) == message.format("model.model.position")
 
 
 def test_a_mistake_in_the_trainers_options_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,8 +37,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped() -> None:
 
 
 def test_a_checkpoint_alone_brings_its_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """PL #16014: fit --ckpt_path alone failed."""
-    fit("--model.lr=0.03")
+    """PL #16014: fit --ckpt_path alone failed; PL #20310: with the sizes of the config, so that shapes did not fit."""
+    fit("--model.lr=0.03", "--model.net.width=7")
     main(["fit", "--ckpt_path", "runs/tiny/1/checkpoints/last.ckpt", "--trainer.max_epochs=3"])
     assert saved_config(2)["model"]["init_args"]["lr"] == 0.03
     assert steps("runs/tiny/2/checkpoints/last.ckpt") == 12
@@ -57,6 +57,16 @@ def test_last_without_a_run_starts_from_the_beginning(capsys: pytest.CaptureFixt
     fit("--ckpt_path=last")
     assert "no checkpoint in runs/tiny yet; training starts from the beginning" in capsys.readouterr().err
     assert steps("runs/tiny/1/checkpoints/last.ckpt") == 8
+
+
+def test_a_file_that_is_there_is_not_resumed_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    """PL #19827: what was saved at an exception was resumed by the next run, without a word."""
+    with pytest.raises(RuntimeError, match="a bug of the user"):
+        main(["fit", "--config", "tiny.yaml", "--trainer.default_root_dir=mine", "--model.fail_at=6"])
+    assert steps("mine/checkpoints/last.ckpt") == 6
+    fit("--trainer.default_root_dir=mine", "--trainer.max_epochs=1")
+    assert steps("mine/1/checkpoints/last.ckpt") == 4
+    assert "nothing was left to train" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheduled", ["false", "true"])
@@ -157,6 +167,7 @@ def test_a_checkpoint_of_another_model_is_one_line(capsys: pytest.CaptureFixture
     fit()
     message = failing(["fit", "--config", "tiny.yaml", "--ckpt_path=last", "--model.net.width=7"], 2, capsys)
     assert message.startswith("error: runs/tiny/1/checkpoints/last.ckpt does not fit the model of this config (")
+    assert not Path("runs/tiny/2").exists()  # nothing but its config was in it
     assert message.endswith("use its own config: --config runs/tiny/1/config.yaml")
 
 

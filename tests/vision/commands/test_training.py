@@ -99,6 +99,15 @@ def test_a_run_that_cannot_begin_leaves_no_folder(capsys: pytest.CaptureFixture[
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("option", ["max_epochs", "max_steps"])
+def test_a_training_of_no_steps_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would test the model as it was built, and look like a result."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config=tiny.yaml", f"--trainer.{option}=0"])
+    assert f"trainer.{option}=0 trains nothing; use 1 or more" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_the_folder_without_config_is_named_after_the_task() -> None:
     options = ["--model=cli_dummies.TinyTask", "--model.net=cli_dummies.TinyNet", "--data=cli_dummies.TinyData"]
     main(["fit", *options, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"])
@@ -212,7 +221,8 @@ def test_a_task_of_ones_own_in_the_working_directory_is_found(monkeypatch: pytes
 
 
 def test_checkpoints_hold_plain_values_and_two_are_kept() -> None:
-    """PL #21757 and others: class instances in hyper-parameters make a checkpoint unreadable; PL #11451: last-v1 piles up."""
+    """PL #21757 and others: class instances in hyper-parameters make a checkpoint unreadable; PL #11451, #19613,
+    gitter-lab/metl #12, EgoVerse #621: last-v1 piles up, and an old one is resumed."""
     fit("--trainer.max_epochs=4")
     assert sorted(path.name for path in Path("runs/tiny/1/checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
     assert load("runs/tiny/1/checkpoints/last.ckpt")["epoch"] == 3
