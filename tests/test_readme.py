@@ -50,7 +50,7 @@ def test_commands_run_in_order_on_a_few_batches(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_demo_in_full(tmp_path: Path) -> None:
-    """As `make demo` after its set-up: the accuracy that the README states."""
+    """As `make demo` after its set-up: the accuracy that the README states (kentaroy47/vision-transformers-cifar10 #6)."""
     (tmp_path / "configs").symlink_to(Path("configs").resolve())
     command = [sys.executable, "-m", "vision", "fit", "--config", "configs/demo.yaml"]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=3600).stdout

@@ -47,7 +47,7 @@ def test_content_and_not_the_name_tells_the_format(tmp_path: Path, picture: Make
 
 
 def test_gray_gives_one_channel_or_three(tmp_path: Path, picture: Maker) -> None:
-    """lucidrains/vit-pytorch #328, pytorch/vision #561: gray input is neither refused nor turned to RGB unasked."""
+    """microsoft/Swin-Transformer #328, pytorch/vision #561: gray input is neither refused nor turned to RGB unasked."""
     image = picture(5, 7, 1)
     path = saved(tmp_path / "a.png", Image.fromarray(image[..., 0]))
     np.testing.assert_array_equal(read_image(path, channels=1), image)
