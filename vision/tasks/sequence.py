@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 from core import Hypothesis, beam_search, greedy
 from core.transformer import initialise
 from vision.errors import UserError
+from vision.inference.translation import draw_attention
 from vision.optim import warmup_cosine, warmup_noam
 from vision.rebuild import describe
 from vision.tasks.base import Task
@@ -74,7 +78,7 @@ class Sequence(Task):
         self.save_hyperparameters(ignore=["model"])
         self.take_model(model)
         self.vocabularies: dict[str, Vocabulary] = {}
-        self.max_length = 0
+        self.limits: dict[str, int] = {}  # symbols: of a source that can be read, of a target that is written
         self.reference: Float[Tensor, ""] | float = 1.0  # real symbols that the losses of this optimizer step are divided by
         self.counted: Float[Tensor, ""] | float = 0.0  # real symbols of this optimizer step so far, of all devices
         self.batch_index = 0
@@ -85,8 +89,10 @@ class Sequence(Task):
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
         self.take_vocabularies(dict(getattr(data, "vocabularies", self.vocabularies)))
-        longest = getattr(data, "longest", {}).get("target", 0)
-        self.max_length = self.max_length or longest + longest // 4 + 2  # a quarter more than was ever trained, and a stop
+        longest = dict(getattr(data, "longest", {}))
+        if not self.limits and longest:  # a quarter more than was ever trained, and a stop
+            target = longest["target"] + longest["target"] // 4 + 2
+            self.limits = {"source": 2 * longest["source"], "target": target} if "source" in longest else {"target": target}
         for name in ("val", "test"):
             setattr(self, f"{name}_loss", MeanMetric())
             setattr(self, f"{name}_per", CharErrorRate())
@@ -186,7 +192,7 @@ class Sequence(Task):
         with torch.no_grad():
             memory, lengths = self.encode(source)
             start = torch.full((len(memory), 1), START, device=memory.device)
-            options: dict[str, Any] = {"stop": STOP, "max_length": self.max_length, "memory_real": lengths}
+            options: dict[str, Any] = {"stop": STOP, "max_length": self.limits.get("target", 100), "memory_real": lengths}
             if beam == 1:
                 return greedy(self.model.decoder, start, memory, **options)
             return [found[0] for found in beam_search(self.model.decoder, start, memory, beam=beam, **options)]
@@ -203,6 +209,26 @@ class Sequence(Task):
 
     def on_test_epoch_start(self) -> None:
         self.examples = []
+
+    # Pictures of a run
+
+    def figures(self, trainer: Any) -> dict[str, Figure]:
+        """After a test: lengths and mistakes, and where the decoder looks in one source."""
+        if trainer.state.fn != "test" or not self.examples:
+            return {}
+        drawn = {"length": by_length(self.examples, self.vocabularies["target"])}
+        if "source" in self.vocabularies and len(self.limits) == 2:
+            source, _, target = max(self.examples[:50], key=lambda example: len(example[0]))
+            numbers = self.vocabularies["source"].encode(source), self.vocabularies["target"].encode(target)
+            labels = (self.vocabularies["source"].labels(numbers[0]), self.vocabularies["target"].labels(numbers[1]))
+            drawn["attention"] = draw_attention(self.model, *numbers, labels)
+        return drawn
+
+    def tables(self) -> dict[str, Any]:
+        """What the report of a test tells: examples, the wrong ones too."""
+        wrong = [example for example in self.examples if example[1] != example[2]]
+        columns = ("source", "written", "target")
+        return {title: (columns, spread(rows, 15)) for title, rows in (("Examples", self.examples), ("Mistakes", wrong)) if rows}
 
     # Optimisation
 
@@ -223,14 +249,14 @@ class Sequence(Task):
                     f"the data have other {side} symbols ({len(self.vocabularies[side])}) than the checkpoint "
                     f"({len(vocabulary)}); use the data it was trained on, or others with the same symbols"
                 )
-        self.max_length = int(card.get("max_length", self.max_length))
+        self.limits = dict(card.get("limits") or self.limits)
         if stored:
             self.take_vocabularies(stored)
 
     def card(self) -> dict[str, Any]:
         """Plain values that rebuild the model and use it: see `vision.load_model`."""
         vocabularies = {side: vocabulary.plain() for side, vocabulary in self.vocabularies.items()}
-        return {**super().card(), "vocabularies": vocabularies, "max_length": self.max_length}
+        return {**super().card(), "vocabularies": vocabularies, "limits": self.limits}
 
 
 def loss_sum(
@@ -264,3 +290,25 @@ def resize(part: Any, size: int) -> None:
         part.output = nn.Linear(part.dim, size, bias=False)
         initialise(part.output)
     part.options["vocabulary"] = size
+
+
+def spread(examples: list[tuple[str, str, str]], most: int) -> list[tuple[str, str, str]]:
+    """Some of them, from short to long, as they came."""
+    return examples[:: max(1, -(-len(examples) // most))]
+
+
+def by_length(examples: list[tuple[str, str, str]], vocabulary: Vocabulary) -> Figure:
+    """How many targets of each length there are, and how many of them were written without a mistake."""
+    from matplotlib.figure import Figure
+
+    lengths = torch.tensor([len(vocabulary.split(target)) for _, _, target in examples])
+    right = torch.tensor([written == target for _, written, target in examples])
+    counts, good = lengths.bincount(), lengths[right].bincount(minlength=int(lengths.max()) + 1)
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(range(len(counts)), counts.tolist(), color="0.8", label="all")
+    axes.bar(range(len(good)), good.tolist(), color="C0", label="without a mistake")
+    axes.set_xlabel("symbols of the target")
+    axes.set_ylabel("test sequences")
+    axes.legend()
+    return figure

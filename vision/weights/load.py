@@ -191,7 +191,7 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (), **options: Any) -> nn.Module:
     """A model from the source alone, in evaluation mode.
 
-    Its `.classes` (names), `.preprocessing` (see `vision.data`) and, for sequences, `.vocabularies` and `.max_length` are those
+    Its `.classes` (names), `.preprocessing` (see `vision.data`) and, for sequences, `.vocabularies` and `.limits` are those
     of the source, or empty if it has none.
 
     Args:
@@ -223,7 +223,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
     model.classes, model.preprocessing = classes if same else [], preprocessing
-    model.vocabularies, model.max_length = from_card(card), int((card or {}).get("max_length", 0))
+    model.vocabularies, model.limits = from_card(card), dict((card or {}).get("limits") or {})
     return model.eval()
 
 
