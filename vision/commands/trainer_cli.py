@@ -17,7 +17,7 @@ import torch
 from jsonargparse import Namespace
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import OnExceptionCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -131,6 +131,7 @@ class TrainerCLI(LightningCLI):
         """The trainer of the config, with the run folder, the log, the checkpoints and the default callbacks."""
         chosen = self._get(self.config_init, "trainer")
         own = as_list(chosen.get("callbacks"))
+        refuse_silent_resume(own)
         if chosen.get("barebones"):  # measures bare speed: takes no callbacks, no log, no folder
             return super().instantiate_trainer(**kwargs)
         if chosen.get("fast_dev_run"):
@@ -294,6 +295,15 @@ def default_callbacks(trainer: Namespace) -> list[Callback]:
     has_bar = trainer.get("enable_progress_bar") is False or any(isinstance(callback, ProgressBar) for callback in own)
     wanted = [kind for kind in DEFAULT_CALLBACKS if not (kind is Progress and has_bar)]
     return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in own)]
+
+
+def refuse_silent_resume(callbacks: list[Callback]) -> None:
+    """Lightning goes on from this callback's file whenever it is there, without being asked (PL #19827)."""
+    if any(isinstance(callback, OnExceptionCheckpoint) for callback in callbacks):
+        raise UserError(
+            "trainer.callbacks: OnExceptionCheckpoint would resume its file unasked; leave it out, "
+            "last.ckpt is saved at an exception as well"
+        )
 
 
 def as_list(value: Any) -> list[Any]:

@@ -67,6 +67,10 @@ def test_a_file_that_is_there_is_not_resumed_unasked(capsys: pytest.CaptureFixtu
     fit("--trainer.default_root_dir=mine", "--trainer.max_epochs=1")
     assert steps("mine/1/checkpoints/last.ckpt") == 4
     assert "nothing was left to train" not in capsys.readouterr().err
+    callback = ["--trainer.callbacks+=OnExceptionCheckpoint", "--trainer.callbacks.dirpath=mine"]
+    message = failing(["fit", "--config", "tiny.yaml", *callback], 2, capsys)
+    assert message.startswith("error: trainer.callbacks: OnExceptionCheckpoint would resume its file unasked; leave it out")
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("scheduled", ["false", "true"])
