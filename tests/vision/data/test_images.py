@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vision.data.images import check_image, convert_channels, find_images, is_image_file, read_image
+from vision.data.images import check_image, convert_channels, find_images, is_image_file, read_header, read_image
 from vision.errors import ImageError, UserError
 
 Maker = Callable[..., np.ndarray]
@@ -453,3 +453,44 @@ def test_loops_of_links_end(tmp_path: Path) -> None:
 def test_reading_pictures_needs_no_torch() -> None:
     code = "import sys, vision.data; vision.data.read_image; assert 'torch' not in sys.modules, 'torch was imported'"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- headers
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "I;16"])
+def test_raw_tiffs_are_turned_upright(tmp_path: Path, picture: Maker, orientation: int, mode: str) -> None:
+    """Told a file's name, Pillow maps raw pixels into memory, and mixes them up where height and width are exchanged."""
+    values = picture(5, 7, {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1}[mode], np.uint16 if mode == "I;16" else np.uint8)
+    stored = Image.fromarray(values.squeeze())
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "raw.tif", exif=exif)
+    stored.getexif()[0x0112] = orientation
+    expected = np.asarray(ImageOps.exif_transpose(stored))
+    image = read_image(tmp_path / "raw.tif", channels=None)
+    assert np.array_equal(image.squeeze(), expected)
+    assert read_header(tmp_path / "raw.tif")[:2] == image.shape[:2]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "jpg", "webp", "bmp", "gif"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])
+def test_a_header_tells_what_reading_gives(tmp_path: Path, mode: str, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = tmp_path / f"a.{suffix}"
+    try:
+        Image.new(mode, (7, 5)).save(file, exif=exif)
+    except (OSError, ValueError):
+        pytest.skip("Pillow writes no such file")
+    image, header = read_image(file, channels=None), read_header(file)
+    assert (header.height, header.width, header.channels, header.bits) == (*image.shape, 8 * image.dtype.itemsize)
+
+
+def test_a_header_of_a_16_bit_colour_png(tmp_path: Path, picture: Maker, png_bytes: Writer) -> None:
+    (tmp_path / "deep.png").write_bytes(png_bytes(picture(5, 7, 4, np.uint16)))
+    assert read_header(tmp_path / "deep.png") == (5, 7, 4, 16)
+    (tmp_path / "broken.png").write_bytes(b"")
+    with pytest.raises(ImageError, match="the file is empty"):
+        read_header(tmp_path / "broken.png")

@@ -1,0 +1,68 @@
+"""`vision check-data`: tables, exit codes 0, 1 and 2, and one line for wrong use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vision.data
+from vision.cli import main
+
+PHOTOS = Path(vision.data.__file__).parent / "embedded" / "photos"
+
+
+def code(*args: str) -> int:
+    try:
+        return main(["check-data", *args])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_the_embedded_photographs_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code(str(PHOTOS)) == 0
+    out = capsys.readouterr().out
+    assert "nothing to mend" in out
+    assert "451 x 300 to 512 x 512" in out
+
+
+def test_errors_are_named_and_give_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(15):
+        (tmp_path / f"{i:02d}.png").write_bytes(b"no picture")
+    Image.new("RGB", (50, 50)).save(tmp_path / "[good].png")
+    Image.new("RGB", (9, 50)).save(tmp_path / "small.png")
+    assert code(str(tmp_path), "--most", "3") == 1
+    out = capsys.readouterr().out
+    assert all(f"{i:02d}.png" in out for i in range(3))
+    assert "04.png" not in out
+    assert "and 12 more" in out
+    assert "15 error(s), 1 note(s)" in out
+
+
+def test_notes_alone_give_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (9, 50)).save(tmp_path / "[small].png")
+    assert code(str(tmp_path)) == 0
+    assert "[small].png" in capsys.readouterr().out, "names are no markup"
+    assert code(str(tmp_path), "--tiny", "9") == 0
+    assert "nothing to mend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "DIR missing"),
+        (["/nowhere/at/all"], "data folder /nowhere/at/all does not exist"),
+        (["."], "has no pictures"),
+        ([".", "--scale", "5"], "--scale=5 is not possible; use 1 (same size), 2, 3 or 4"),
+        ([".", "--tiny", "0"], "--tiny: 0 is less than 1"),
+    ],
+)
+def test_wrong_use_gives_2_and_one_line(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert code(*args) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
