@@ -37,8 +37,8 @@ def test_what_a_task_decides_is_no_option_beside_it(option: str, capsys: pytest.
 def test_no_config_is_read_unasked() -> None:
     """PL #11991: default config files were ignored for subcommands. There are none: what is not named is not read."""
     for name in ("config.yaml", "fit.yaml", "vision.yaml"):
-        Path(name).write_text("trainer: {max_epochs: 9}")
-    assert cli.build(["--config", "tiny.yaml"]).trainer.max_epochs == 2
+        Path(name).write_text("trainer: {accumulate_grad_batches: 9}\nfit: {trainer: {accumulate_grad_batches: 9}}")
+    assert cli.build(["--config", "tiny.yaml"]).trainer.accumulate_grad_batches == 1
 
 
 @pytest.mark.parametrize("name", ["torch.load", "torch.hub.load", "torch.jit.load", "subprocess.Popen"])

@@ -37,7 +37,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped() -> None:
 
 
 def test_a_checkpoint_alone_brings_its_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """PL #16014: fit --ckpt_path alone failed; PL #20310: with the sizes of the config, so that shapes did not fit."""
+    """PL #16014: fit --ckpt_path alone failed; PL #20310, #20801, #21116: without the sizes of its model,
+    so that shapes did not fit."""
     fit("--model.lr=0.03", "--model.net.width=7")
     main(["fit", "--ckpt_path", "runs/tiny/1/checkpoints/last.ckpt", "--trainer.max_epochs=3"])
     assert saved_config(2)["model"]["init_args"]["lr"] == 0.03
