@@ -3,12 +3,15 @@ tells its `reduction`, pixels a side of a token."""
 
 from __future__ import annotations
 
+import difflib
 import itertools
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from vision.errors import UserError
 
 
 class PatchEmbedding(nn.Module):
@@ -54,6 +57,44 @@ class ConvStem(nn.Module):
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         x = pad_to_multiple(x, self.reduction).contiguous(memory_format=torch.channels_last)  # 10 % of a small ViT's step
         return self.proj(self.convolutions(x))
+
+
+class CNNStem(nn.Module):
+    """A feature map of a timm CNN, projected, as the patches of a Transformer (the hybrid of Dosovitskiy et al. 2021).
+
+    Args:
+        in_chans, dim: channels in and out.
+        patch_size: pixels a side of a cell of the map that is taken, such as 4, 8 or 16; the CNN ends there.
+        name: of timm's model. Nothing is downloaded for it.
+        pretrained: timm's weights, downloaded once; a model rebuilt from a checkpoint takes those of the checkpoint.
+
+    Raises:
+        UserError: timm has no such CNN, or that has no map of this size.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int, *, name: str = "resnet18", pretrained: bool = False) -> None:
+        super().__init__()
+        import timm  # takes seconds
+
+        if not timm.is_model(name.partition(".")[0]):  # nor an address: a file must not make us fetch anything
+            near = difflib.get_close_matches(name, timm.list_models(), n=1)
+            raise UserError(f"timm has no model {name!r}; " + (f"did you mean {near[0]}?" if near else "see timm.list_models()"))
+        try:
+            with torch.device("meta"):
+                sizes = timm.create_model(name, features_only=True).feature_info.reduction()
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            raise UserError(f"{name} gives no feature maps; use a CNN such as resnet18") from error
+        if patch_size not in sizes:
+            raise UserError(f"{name} has no map of {patch_size} pixels a cell; use patch_size={' or '.join(map(str, sizes))}")
+        self.reduction = patch_size
+        options = {"out_indices": (sizes.index(patch_size),), "in_chans": in_chans, "pretrained": pretrained}
+        self.cnn = timm.create_model(name, features_only=True, **options)
+        if pretrained and any(isinstance(part, nn.Linear) for part in self.cnn.modules()):
+            raise UserError(f"{name} has linear layers, which the Transformer would start anew; use a CNN such as resnet18")
+        self.proj = nn.Conv2d(self.cnn.feature_info.channels()[0], dim, 1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        return self.proj(self.cnn(pad_to_multiple(x, self.reduction))[0])
 
 
 def check_pictures(x: Tensor, in_chans: int) -> None:
