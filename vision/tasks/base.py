@@ -130,7 +130,8 @@ class Task(LightningModule):
     # What a checkpoint needs to work alone
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["vision"] = self.card()
+        checkpoint["vision"] = card = self.card()
+        checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})["model"] = card["model"]  # for load_from_checkpoint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint.get("vision", {}).get("task", self.kind)

@@ -16,7 +16,7 @@ from vision.inference.restoration import run
 from vision.inference.ways import Way
 from vision.metrics import Protocol, psnr, ssim
 from vision.optim import warmup_cosine
-from vision.rebuild import build, describe, path_of
+from vision.rebuild import build, describe, path_of, plain
 from vision.tasks.base import Task
 
 TrainingBatch = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c2 h2 w2"]]
@@ -81,13 +81,13 @@ class Restoration(Task):
         protocol: Protocol | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= flat <= 1 - warmup:
-            raise UserError(f"flat={flat:g} is a share of the steps after the warm-up, 0..{1 - warmup:g}; use 0 for none")
         self.save_hyperparameters(ignore=["model", "loss"])
         self.loss = self.take_loss(loss)
         self.protocol = Protocol(**protocol) if isinstance(protocol, Mapping) else protocol or Protocol()
         self.hparams["protocol"] = asdict(self.protocol)
         self.take_model(model)
+        if not 0 <= flat <= 1 - warmup:
+            raise UserError(f"flat={flat:g} is a share of the steps after the warm-up, 0..{1 - warmup:g}; use 0 for none")
         self.channels: int | None = None
         self.scale = int(getattr(self.model, "scale", 1))
         self.degradation = ""
@@ -227,11 +227,19 @@ class Restoration(Task):
 
 
 def spec_of(loss: nn.Module) -> dict[str, Any]:
-    """A loss as plain values; torch's keep their arguments as attributes of the same name."""
-    if hasattr(loss, "options") or not type(loss).__module__.startswith("torch.nn"):
+    """A loss as plain values, for `build`; torch's keep their arguments as attributes of the same name."""
+    if isinstance(options := getattr(loss, "options", None), dict):
+        return {"class_path": path_of(type(loss)), "init_args": {name: value_of(name, value) for name, value in options.items()}}
+    if not type(loss).__module__.startswith("torch.nn"):
         return describe(loss)
     names = [name for name in inspect.signature(type(loss)).parameters if name not in ("size_average", "reduce")]
     return {"class_path": path_of(type(loss)), "init_args": {n: getattr(loss, n) for n in names if hasattr(loss, n)}}
+
+
+def value_of(name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [value_of(name, each) for each in value]
+    return spec_of(value) if isinstance(value, nn.Module) else plain(name, value)
 
 
 def middle(image: Float[Tensor, "c h w"], side: int = SIDE) -> Float[Tensor, "c h2 w2"]:
