@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +35,19 @@ def restore(args: list[str]) -> int:
     """
     options = _parser().parse_args(args)
     jobs = plan(options.pictures, options.output, options.format)
-    run: Callable[[Job], str] = foresee
+    run: Callable[[Job, Callable[[float], None]], str] = foresee
     if not options.dry_run:
         run = Restoration(load(options.weights, options.device), jobs, options)
         make_folder(options.output)
     failed = 0
-    for job in shown(jobs):
-        try:
-            print(f"{job.source} -> {run(job)}", flush=True)
-        except ImageError as error:
-            failed += 1
-            print(f"{job.source}: {error.reason}", file=sys.stderr)
-        except UserError as error:
-            failed += 1
-            print(f"{job.source}: {error}", file=sys.stderr)
+    with shown(len(jobs)) as show:
+        for number, job in enumerate(jobs):
+            show(number, 0.0)
+            try:
+                print(f"{job.source} -> {run(job, partial(show, number))}", flush=True)
+            except UserError as error:
+                failed += 1
+                print(f"{job.source}: {error.reason if isinstance(error, ImageError) else error}", file=sys.stderr)
     if failed:
         print(f"{failed} of {len(jobs)} pictures were not restored", file=sys.stderr)
     return SOME_FAILED if failed else DONE
@@ -105,7 +106,7 @@ def load(weights: Path, device: str | None) -> nn.Module:
     return to_device(model, device)
 
 
-def foresee(job: Job) -> str:
+def foresee(job: Job, show: Callable[[float], None]) -> str:
     """Where the copy would be. Raises: ImageError: the picture's header cannot be read."""
     if job.error is not None:
         raise job.error
@@ -133,8 +134,8 @@ class Restoration:
         check_options(options.mode, options.overlap, options.blend)
         Way(model, options.mode, options.memory, options.tile, options.overlap)
 
-    def __call__(self, job: Job) -> str:
-        """Where the copy is.
+    def __call__(self, job: Job, show: Callable[[float], None]) -> str:
+        """Where the copy is. Calls `show` with the share that is done.
 
         Raises:
             ImageError: the picture cannot be read.
@@ -147,14 +148,14 @@ class Restoration:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="PIL")  # it warns of damaged EXIF, which is named below
-                self.run(job)
+                self.run(job, show)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             raise UserError("out of memory; give --memory a smaller bound, or --mode tile with a smaller --tile") from error
         return str(job.target)
 
-    def run(self, job: Job) -> None:
+    def run(self, job: Job, show: Callable[[float], None]) -> None:
         import torch
 
         import vision
@@ -173,7 +174,8 @@ class Restoration:
         scale = getattr(self.model, "scale", 1)
         check_writable((image.shape[0] * scale, image.shape[1] * scale, image.shape[2]), image.dtype, job.form)
         names = ("mode", "memory", "tile", "overlap", "self_ensemble", "blend")
-        restored = vision.restore(self.model, image, **{name: getattr(self.options, name) for name in names})
+        given = {name: getattr(self.options, name) for name in names}
+        restored = vision.restore(self.model, image, progress=show, **given)
         if identity(job.target) in self.keep:  # where names differ by case alone, or a link was put there meanwhile
             raise UserError(f"{job.target} is a picture given, or another's copy; give another --output")
         make_folder(job.target.parent)
@@ -183,10 +185,14 @@ class Restoration:
             print(f"{job.source}: {note}", file=sys.stderr)
 
 
-def shown(jobs: Sequence[Job]) -> Iterator[Job]:
-    """With a progress bar, where somebody looks."""
+@contextmanager
+def shown(count: int) -> Iterator[Callable[[int, float], None]]:
+    """A function that shows how many pictures are done, and what share of the next, on a bar where somebody looks."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    yield from track(jobs, "restoring", console=console, transient=True, disable=not console.is_terminal)
+    columns = (TextColumn("restoring"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=count)
+        yield lambda number, share: bar.update(task, completed=number + share)

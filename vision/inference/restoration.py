@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vision.errors import UserError
 from vision.inference.pictures import Kind, match_channels, split_alpha, take
+from vision.inference.progress import Progress
 from vision.inference.ways import Way
 from vision.models.padding import reflect_to_multiple
 
@@ -28,6 +29,7 @@ def restore(
     overlap: int | None = None,
     self_ensemble: bool = False,
     blend: float = 1.0,
+    progress: Callable[[float], None] | None = None,
 ) -> Kind:
     """Restores a picture of any size.
 
@@ -52,6 +54,7 @@ def restore(
         overlap: of tiles, in pixels; None is a quarter of the tile, up to 32.
         self_ensemble: the mean over the picture's 8 turns and reflections: 8 times the time, slightly better.
         blend: share of the restored picture, 0..1; the rest is the picture as it was.
+        progress: called as the work goes on, with the share that is done, 0..1.
 
     Raises:
         UserError: a classifier, a picture that is not understood, a mode that the model cannot do, memory for nothing (with
@@ -71,7 +74,7 @@ def restore(
             f"blend={blend:g} mixes in the picture as it was, which the result differs from in size or channels; use 1"
         )
     way = Way(model, mode, memory, tile, overlap)
-    with torch.inference_mode(), evaluating(model):
+    with torch.inference_mode(), evaluating(model), Progress(progress, model) as way.progress:
         result = ensemble(way, inputs) if self_ensemble else run(way, inputs)
         result = unmatch(check_finite(result, model).cpu()).clamp(0, 1)
         result = result if blend == 1 else torch.lerp(colour.cpu(), result, blend)
@@ -95,7 +98,8 @@ def ensemble(way: Way, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2
     total = torch.zeros(())
     for turns in range(4):
         for is_flipped in (False, True):
-            y = run(way, torch.rot90(x.flip(-1) if is_flipped else x, turns, (-2, -1)))
+            with way.progress.part(2 * turns + is_flipped, 8):
+                y = run(way, torch.rot90(x.flip(-1) if is_flipped else x, turns, (-2, -1)))
             y = torch.rot90(y, -turns, (-2, -1))
             total = total.to(y.device) + (y.flip(-1) if is_flipped else y)
     return total / 8

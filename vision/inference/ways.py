@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from vision.errors import UserError
 from vision.inference.memory import bytes_per_pixel, free_memory, parse_memory, spell
-from vision.inference.tiles import by_tiles
+from vision.inference.progress import Progress
+from vision.inference.tiles import by_tiles, starts
 
 SMALL = 96  # side of the patch that memory is measured on; what is no larger goes through at once
 LEAST_TILE, LARGEST_TILE, OVERLAP = 64, 512, 32
@@ -37,6 +39,7 @@ class Way:
         self.memory = None if memory is None else parse_memory(memory)
         self.multiple, self.scale = getattr(model, "multiple", 1), getattr(model, "scale", 1)
         self.can_stream = hasattr(model, "stream")
+        self.progress = Progress(None, model)
         if mode == "stream" and not self.can_stream:
             raise UserError(
                 f"{type(model).__name__} cannot stream: it has no stream(x, rows) that gives the whole picture's result band by "
@@ -57,7 +60,7 @@ class Way:
         if self.is_whole(x):
             return self.through(x)
         if len(x) > 1:
-            return torch.cat([self(one) for one in x.split(1)])
+            return torch.cat([self.one_of(x, index) for index in range(len(x))])
         if self.mode == "whole":
             raise UserError(
                 f"{self.limit_name(x)} is too little for {size(x)} at once, which take {spell(self.need(x))}; use mode='auto'"
@@ -65,6 +68,10 @@ class Way:
         if self.mode == "stream" or (self.mode == "auto" and self.can_stream):
             return self.stream(x)
         return self.tiles(x)
+
+    def one_of(self, x: Tensor, index: int) -> Tensor:
+        with self.progress.part(index, len(x)):
+            return self(x[index : index + 1])
 
     def is_whole(self, x: Tensor) -> bool:
         if self.mode not in ("auto", "whole"):
@@ -82,7 +89,8 @@ class Way:
                 f"{self.limit_name(x)} is too little to stream {size(x)}; use memory='{least}' or more, "
                 "or mode='tile', where a tile knows nothing of the others"
             )
-        return self.check(x, self.model.stream(x, rows))
+        with self.progress.running():
+            return self.check(x, self.model.stream(x, rows))
 
     def tiles(self, x: Float[Tensor, "1 c h w"]) -> Float[Tensor, "1 c2 h2 w2"]:
         limit = self.limit(x)
@@ -92,7 +100,15 @@ class Way:
             raise UserError(
                 f"{self.limit_name(x)} is too little for {size(x)} in tiles of {side}; use memory='{spell(need)}' or more"
             )
-        return by_tiles(self.through, x, tile=side, overlap=self.overlap_of(side), multiple=self.multiple, scale=self.scale)
+        overlap = self.overlap_of(side)
+        count = math.prod(len(starts(length, side, overlap, self.multiple)) for length in x.shape[-2:])
+        done = itertools.count()
+
+        def run(part: Tensor) -> Tensor:
+            with self.progress.part(next(done), count):
+                return self.through(part)
+
+        return by_tiles(run, x, tile=side, overlap=overlap, multiple=self.multiple, scale=self.scale)
 
     def largest_tile(self, x: Tensor, limit: int) -> int:
         """That memory allows; the least one if none is."""
@@ -107,7 +123,8 @@ class Way:
         return min(OVERLAP, tile // 4) if self.overlap is None else self.overlap
 
     def through(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
-        return self.check(x, self.model(x))
+        with self.progress.running():
+            return self.check(x, self.model(x))
 
     def check(self, x: Tensor, y: Tensor) -> Tensor:
         expected = tuple(side * self.scale for side in x.shape[-2:])

@@ -10,7 +10,7 @@ from core import BiasFreeNorm
 from vision.errors import UserError
 from vision.inference import ways
 from vision.inference.memory import bytes_per_pixel, free_memory, parse_memory, spell
-from vision.models import Restormer
+from vision.models import Restormer, ViT
 
 SMALL = {"dim": 4, "depths": (1, 1, 1, 1), "refinement": 1, "heads": (1, 1, 2, 2)}
 IMAGE = np.random.default_rng(0).integers(0, 256, (150, 121, 3), dtype=np.uint8)
@@ -145,6 +145,40 @@ def test_blend(model):
     restored = vision.restore(model, x)
     assert torch.equal(vision.restore(model, x, blend=0.0), x)
     torch.testing.assert_close(vision.restore(model, x, blend=0.25), 0.75 * x + 0.25 * restored)
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"mode": "whole"}, 1),
+        ({"mode": "stream"}, 1),
+        ({"mode": "whole", "self_ensemble": True}, 8),
+        ({"mode": "tile", "tile": 64, "overlap": 16}, 3 * 3),
+        ({"mode": "auto", "memory": "4MB"}, 1),
+    ],
+)
+def test_progress_is_told_block_by_block(model, options, passes):
+    """It rises to 1 in even steps, and the model is not watched any longer."""
+    told = []
+    expected = vision.restore(model, IMAGE, **options)
+    assert np.array_equal(vision.restore(model, IMAGE, progress=told.append, **options), expected)
+    blocks = 8  # of SMALL: four levels, three back up, one to refine
+    assert len(told) == passes * (blocks + 1)
+    assert min(np.diff(told)) > -1e-12
+    assert (told[0], told[-1]) == (0, pytest.approx(1))
+    assert max(np.diff(told)) <= 1.001 / (passes * blocks)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_progress_of_a_batch_one_by_one():
+    told = []
+    vision.restore(Net(), torch.rand(2, 3, 50, 50), memory="500KB", progress=told.append)
+    assert told == [0.5, 1]
+
+
+def test_issues_nafnet_38_and_restormer_39_a_classifier_is_no_restorer():
+    with pytest.raises(UserError, match=r"ViT tells classes and restores no picture; use a restorer such as Restormer"):
+        vision.restore(ViT(img_size=16, patch_size=8, dim=8, depth=1, heads=1), IMAGE)
 
 
 def test_the_model_is_left_as_it_was():
