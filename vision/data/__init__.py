@@ -21,15 +21,18 @@ if TYPE_CHECKING:
         SecondOrder,
     )
     from vision.data.images import check_image, find_images, is_image_file, read_image
+    from vision.data.metadata import Metadata, read_metadata
     from vision.data.preprocessing import Preprocessing, evaluation_transform
     from vision.data.restoration import EmbeddedPhotos, RestorationData
     from vision.data.restoration_folders import CleanFolder, PairedFolder
+    from vision.data.saving import write_image
     from vision.data.schedule import Stage
     from vision.data.sequences import EmbeddedCMUdict, PairsFile, SequenceData, ToySequences
     from vision.data.torchvision_sets import TorchvisionSet
 
 _HOMES = {
     "images": ("read_image", "check_image", "is_image_file", "find_images"),
+    "metadata": ("Metadata", "read_metadata"),
     "preprocessing": ("Preprocessing", "evaluation_transform"),
     "augment": ("Augmentation", "Mixing"),
     "classification": ("ClassificationData", "EmbeddedFashionMNIST", "ImageFolder"),
@@ -47,6 +50,7 @@ _HOMES = {
     ),
     "restoration": ("EmbeddedPhotos", "RestorationData"),
     "restoration_folders": ("CleanFolder", "PairedFolder"),
+    "saving": ("write_image",),
     "schedule": ("Stage",),
     "sequences": ("EmbeddedCMUdict", "PairsFile", "SequenceData", "ToySequences"),
     "torchvision_sets": ("TorchvisionSet",),
@@ -67,6 +71,7 @@ __all__ = [
     "GaussianBlur",
     "GaussianNoise",
     "ImageFolder",
+    "Metadata",
     "Mixing",
     "MotionBlur",
     "PairedFolder",
@@ -85,6 +90,8 @@ __all__ = [
     "find_images",
     "is_image_file",
     "read_image",
+    "read_metadata",
+    "write_image",
 ]
 
 
