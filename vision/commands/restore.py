@@ -66,7 +66,13 @@ def _parser() -> OptionParser:
     add("--overwrite", action="store_true", help="replace copies that are there")
     add("--dry-run", action="store_true", help="only tell what would be written where")
     add("--format", choices=sorted(FORMATS), metavar="NAME", help=f"of all copies: {', '.join(FORMATS)} (as the picture's)")
-    add("--quality", type=percent, default=95, metavar="N", help="of JPEG and WebP, 1 to 100 (95); a WebP of 100 is lossless")
+    add(
+        "--quality",
+        type=percent,
+        default=95,
+        metavar="N",
+        help="of JPEG and WebP, 1 to 100 (95; a WebP that is lossless stays so)",
+    )
     add("--mode", choices=("auto", "whole", "stream", "tile"), default="auto", help="see vision.restore (auto: as memory allows)")
     add("--memory", metavar="SIZE", help="the most that the model's maps may take, such as 8GB (most of what is free)")
     add("--tile", type=positive, metavar="PIXELS", help="side of a tile (as memory allows, up to 512)")

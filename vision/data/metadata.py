@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ class Metadata:
         icc: the colour profile.
         xmp: the XML of editing programs.
         dpi: pixels an inch, across and down.
+        lossless: a WebP that is so.
         notes: what is there and could not be read.
     """
 
@@ -39,6 +41,7 @@ class Metadata:
     icc: bytes | None = None
     xmp: bytes | None = None
     dpi: tuple[float, float] | None = None
+    lossless: bool = False
     notes: list[str] = field(default_factory=list)
 
     def exif_for(self, size: tuple[int, int]) -> dict[int, Any]:
@@ -64,7 +67,27 @@ def read_metadata(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Metadata
         exif, notes = read_exif(picture)
         info = picture.info
         kind = {"MPO": "JPEG"}.get(str(picture.format), str(picture.format))
-        return Metadata(kind, exif, info.get("icc_profile") or None, upright(info.get("xmp")), resolution(info.get("dpi")), notes)
+        return Metadata(
+            kind,
+            exif,
+            icc=info.get("icc_profile") or None,
+            xmp=upright(info.get("xmp")),
+            dpi=resolution(info.get("dpi")),
+            lossless=kind == "WEBP" and is_lossless(path),
+            notes=notes,
+        )
+
+
+def is_lossless(path: str | Path) -> bool:
+    """Whether the pixels of a WebP file stand in a chunk of the lossless kind."""
+    with open(path, "rb") as file:
+        file.seek(12)
+        while len(header := file.read(8)) == 8:
+            name, length = struct.unpack("<4sI", header)
+            if name in (b"VP8L", b"VP8 "):
+                return name == b"VP8L"
+            file.seek(length + length % 2, 1)
+    return False
 
 
 def read_exif(picture: Image.Image) -> tuple[dict[int, Any], list[str]]:

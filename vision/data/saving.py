@@ -49,8 +49,9 @@ def write_image(
 ) -> None:
     """Writes a picture as its `metadata.format`: PNG and TIFF exactly, in 8 or 16 bits; JPEG and WebP in 8 bits.
 
-    JPEG keeps colours at the full size (no subsampling). WebP halves their size, as its lossy form always does, and is lossless
-    with quality 100; it knows no gray, which becomes equal colours. A gray PNG has no place for a profile of colours.
+    JPEG keeps colours at the full size (no subsampling). WebP halves their size, as its lossy form always does; it is lossless
+    if the picture's file was, or with quality 100. It knows no gray, which becomes equal colours. A gray PNG has no place for a
+    profile of colours.
 
     Args:
         image: uint8 or uint16; 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGB, alpha) channels.
@@ -84,7 +85,10 @@ def encode(image: UInt[np.ndarray, "h w c"], metadata: Metadata, quality: int) -
     if metadata.format == "JPEG":
         options |= {"subsampling": 0} | ({"dpi": metadata.dpi} if metadata.dpi else {})
     else:
-        options |= {"lossless": quality == 100, "exact": True}  # exact: the colours below transparent places too
+        options |= {
+            "lossless": metadata.lossless or quality == 100,
+            "exact": True,
+        }  # exact: the colours below transparent places too
     picture.save(stream, metadata.format, quality=quality, **options)
     return stream.getvalue()
 

@@ -105,6 +105,17 @@ def test_jpeg_keeps_its_colours_at_the_full_size(picture, tmp_path):
         assert max(opened.quantization[0]) <= 12  # libjpeg's table for a quality of 95
 
 
+@pytest.mark.parametrize("extra", [{}, {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0"}], ids=["simple", "extended"])
+def test_lossless_stays_lossless(extra, picture, tmp_path):
+    image = picture(20, 31)
+    for lossless in (True, False):
+        Image.fromarray(image).save(tmp_path / "a.webp", lossless=lossless, **extra)
+        found = read_metadata(tmp_path / "a.webp")
+        assert found.lossless == lossless
+        write_image(tmp_path / "b.webp", image, metadata=found, overwrite=True)
+        assert np.array_equal(read_image(tmp_path / "b.webp"), image) == lossless
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_damaged_exif_costs_the_exif_only(picture, tmp_path):
     image = Image.fromarray(picture(8, 8))
