@@ -16,7 +16,9 @@ from vision.data.augment import hashed
 from vision.data.loading import Fetched
 from vision.vocabulary import PAD
 
-Padded = tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]  # symbols, padding on the right, and how many of each row are real
+# symbols, padding on the right, and how many of each row are real
+Padded = tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]
+PaddedSource = tuple[Int[Tensor, "b m"], Int[Tensor, " b"]]
 
 
 class Pair(NamedTuple):
@@ -85,7 +87,7 @@ class PairBatches(Dataset):
         start, end = self.ranges[number]
         return self.order(epoch)[start:end]
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Padded, Padded]:
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[PaddedSource, Padded]:
         rows = self.rows(key)
         return self.source.padded(rows), self.target.padded(rows)
 
