@@ -59,7 +59,8 @@ class Pictures(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parts = {"training": trainer.train_dataloader, "validation": trainer.val_dataloaders}
-        self.trained = [(f"{name} pictures", f"{n:,}") for name, loaders in parts.items() if (n := samples(loaders))]
+        unit = getattr(pl_module, "unit", "pictures")
+        self.trained = [(f"{name} {unit}", f"{n:,}") for name, loaders in parts.items() if (n := samples(loaders))]
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not writes(trainer):

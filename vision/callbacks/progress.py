@@ -23,6 +23,8 @@ INTERVAL = 0.2  # seconds between two drawings; reading the loss waits for the d
 class Progress(ProgressBar):
     """One line on a terminal: epoch, batch, time left for the whole training, loss, validation metric, pictures a second.
 
+    A task whose samples are no pictures names them by its `unit`.
+
     Each epoch leaves one line behind. Where the output is no terminal (a file, a pipe, a batch job) these lines are all there
     is. Only the first process prints. The loss is the mean of the epoch so far; the metric is the one by which checkpoints are
     chosen. The time left counts the training batches and the validations still to come, at the pace of the last 100 batches;
@@ -39,7 +41,8 @@ class Progress(ProgressBar):
         self.loss: Tensor | None = None  # sum over the batches of this epoch, left on the device
         self.losses = 0
         self.batch = 0  # batches done in this epoch
-        self.pictures = 0  # of an evaluation
+        self.samples = 0  # of an evaluation
+        self.unit = "pictures"
         self.metrics: dict[str, float] = {}  # of the last validation
         self.validated = False  # since the last line of an epoch
         self.started = 0.0
@@ -54,6 +57,7 @@ class Progress(ProgressBar):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)  # turns itself off in all processes but the first
         self.console = self.console or Console()
+        self.unit = getattr(pl_module, "unit", self.unit)
 
     def print(self, *words: Any, **_: Any) -> None:
         if self.enabled and self.console:
@@ -100,7 +104,7 @@ class Progress(ProgressBar):
         return [] if self.loss is None else [f"loss {float(self.loss) / self.losses:.4f}"]
 
     def speed_words(self) -> list[str]:
-        return [f"{self.pace.speed:,.0f} pictures/s"] if self.pace.speed else []
+        return [f"{self.pace.speed:,.0f} {self.unit}/s"] if self.pace.speed else []
 
     def left_words(self, trainer: Trainer, running: int | float = 0) -> list[str]:
         """Time left; `running` is the share of the running validation that is still to come."""
@@ -116,7 +120,7 @@ class Progress(ProgressBar):
     on_test_start = on_predict_start = on_validation_start
 
     def start_evaluation(self) -> None:
-        self.started, self.pictures = time.monotonic(), 0
+        self.started, self.samples = time.monotonic(), 0
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -136,15 +140,15 @@ class Progress(ProgressBar):
     def evaluated(self, trainer: Trainer, batch: Any, batch_idx: int, batches: int | float) -> None:
         if not self.enabled or trainer.sanity_checking:
             return
-        self.pictures += count(batch) * trainer.world_size
+        self.samples += count(batch) * trainer.world_size
         if not self.is_due():
             return
         if trainer.state.fn == TrainerFn.FITTING:
             running = 1 - (batch_idx + 1) / batches if math.isfinite(batches) else 0.0
             self.draw(f"{epoch_of(trainer)} val  ", batch_idx + 1, batches, self.training_words(trainer, running))
         else:
-            speed = self.pictures / (time.monotonic() - self.started)
-            self.draw(getattr(trainer.state.fn, "value", ""), batch_idx + 1, batches, f"{speed:,.0f} pictures/s")
+            speed = self.samples / (time.monotonic() - self.started)
+            self.draw(getattr(trainer.state.fn, "value", ""), batch_idx + 1, batches, f"{speed:,.0f} {self.unit}/s")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -164,7 +168,7 @@ class Progress(ProgressBar):
         self.stop()
         seconds = time.monotonic() - self.started
         name = getattr(trainer.state.fn, "value", "")
-        self.print(f"{name}: {self.pictures:,} pictures in {clock(seconds)} ({self.pictures / seconds:,.0f} pictures/s)")
+        self.print(f"{name}: {self.samples:,} {self.unit} in {clock(seconds)} ({self.samples / seconds:,.0f} {self.unit}/s)")
 
     # The bar
 
@@ -176,7 +180,7 @@ class Progress(ProgressBar):
     def draw(self, description: str, done: int, total: int | float, text: str) -> None:
         """Draws without a thread of its own, so that nothing is drawn while worker processes are forked."""
         if self.console and self.console.width < 100:
-            text = text.replace(" pictures/s", "/s")
+            text = text.replace(f" {self.unit}/s", "/s")
         fields: dict[str, Any] = {
             "description": description,
             "completed": done,

@@ -44,6 +44,7 @@ class Task(LightningModule):
 
     kind = ""  # of the task, as the card names it
     monitor = ("val/loss", "min")
+    unit = "pictures"  # what a batch counts, for the progress bar
     model: Any
     model_spec: dict[str, Any] | None
 

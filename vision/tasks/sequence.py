@@ -52,7 +52,7 @@ class Sequence(Task):
         beam: sequences kept by the beam search of the test; 1 is greedy.
     """
 
-    kind = "sequence"
+    kind, unit = "sequence", "sequences"
     monitor = ("val/per", "min")
 
     def __init__(
