@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vision
 from vision.cli import main
 
 CONFIGS = sorted(Path("configs").rglob("*.yaml"))
@@ -23,6 +24,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(10):
             Image.fromarray(np.full((40 + i, 50, 3), level + i, np.uint8)).save(root / name / f"{i}.png")
     return root
+
+
+@pytest.fixture
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model that configs/finetune.yaml names, in timm's layout and with timm's class count."""
+    path = tmp_path_factory.mktemp("weights") / "my_weights.safetensors"
+    vision.save_weights(vision.create_model("vit_small_patch16_224"), path, layout="timm")
+    return path
 
 
 def test_there_are_configs() -> None:
@@ -40,13 +49,20 @@ def test_config_is_short_and_says_what_to_expect(config: Path) -> None:
     assert "accuracy" in head or "PSNR" in head or "PER" in head, "the first comments say which metric to expect"
 
 
+LARGE = ("vit_imagenet", "swin_imagenet", "dat_imagenet", "finetune")  # models of 22 to 29 million parameters
+
+
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_config_runs_a_step(config: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "config", [pytest.param(path, marks=pytest.mark.slow if path.stem in LARGE else ()) for path in CONFIGS], ids=str
+)
+def test_config_runs_a_step(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> None:
     command = config.read_text().splitlines()[0].removeprefix("# vision ").split()
-    arguments = [
-        str(pictures) if word == "my_pictures" else str(config.resolve()) if word == str(config) else word for word in command
-    ]
+    made = {"my_pictures": "pictures", "my_weights.safetensors": "weights"}
+    arguments = [str(request.getfixturevalue(made[word])) if word in made else word for word in command]
+    arguments = [str(config.resolve()) if word == str(config) else word for word in arguments]
+    if "my_pictures" in command:
+        arguments += ["--data.batch_size=2", "--data.num_workers=0", "--data.size=64"]  # models take any size
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--trainer.fast_dev_run=true"]) == 0
     assert not any(tmp_path.iterdir()), "a trial run leaves nothing behind"
