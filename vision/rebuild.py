@@ -112,6 +112,8 @@ def prepare(spec: Mapping[str, Any], allow: Collection[str]) -> tuple[Callable[.
     target = resolve(path, allow)
     if target.__module__.partition(".")[0] in ("timm", "torchvision"):
         check_arguments(path, target, values)
+    elif values.get("pretrained"):  # of a part of ours, such as CNNStem: the file itself brings the weights
+        values = {**values, "pretrained": False}
     expected = hints(target)
     return target, {name: argument(value, expected.get(name), allow) for name, value in values.items()}
 
