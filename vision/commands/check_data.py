@@ -31,7 +31,7 @@ def check_data(args: list[str]) -> int:
         raise UserError(f"--scale={options.scale} is not possible; use 1 (same size), 2, 3 or 4")
     from vision.data.checks import check_folder
 
-    report = check_folder(options.folder, scale=options.scale, tiny=options.tiny, progress=_progress)
+    report = check_folder(options.folder, kind=options.kind, scale=options.scale, tiny=options.tiny, progress=_progress)
     show(report, options.folder, most=options.most)
     return SOME_FAILED if report.errors else DONE
 
@@ -43,6 +43,11 @@ def _parser() -> OptionParser:
     )
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="class folders, or input/ and target/; alone or below train/, val/, test/"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=list(_KINDS),
+        help="what the folder holds (told by its folders); pictures = folders within are no classes",
     )
     parser.add_argument("--scale", type=positive, default=1, metavar="N", help="degraded pictures are smaller by N (1)")
     parser.add_argument("--tiny", type=positive, default=32, metavar="N", help="name pictures with a side below N pixels (32)")

@@ -42,11 +42,12 @@ class Report:
         return [finding for finding in self.findings if finding.error]
 
 
-def check_folder(root: Path, *, scale: int = 1, tiny: int = TINY, progress: Progress = iter) -> Report:
+def check_folder(root: Path, *, kind: Kind | None = None, scale: int = 1, tiny: int = TINY, progress: Progress = iter) -> Report:
     """Reads every picture below a folder, whole, and compares what belongs together.
 
     Args:
         root: ``input`` and ``target`` folders, or class folders, each also below ``train``, ``val`` and ``test``; or pictures.
+        kind: what the folder holds; None = told by its folders: ``input`` or ``target``, several others, or none.
         scale: by how much the degraded pictures of pairs are smaller.
         tiny: pictures with a side below so many pixels are named.
         progress: wraps the files while they are read.
@@ -55,7 +56,7 @@ def check_folder(root: Path, *, scale: int = 1, tiny: int = TINY, progress: Prog
         UserError: no folder, no pictures, half a pair of folders.
     """
     folders = split_folders(root)
-    kind = kind_of(folders)
+    kind = kind or kind_of(folders)
     report = Report(kind, {split: find_images(folder, root=root) for split, folder in folders.items()})
     if not any(report.files.values()):
         raise UserError(f"{root} has no pictures (.png, .jpg, .tif, …); give a folder with pictures")

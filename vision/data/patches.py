@@ -215,8 +215,12 @@ def cut(image: UInt[np.ndarray, "h w c"], top: int, left: int, side: int) -> UIn
 
 def as_float(image: UInt[np.ndarray, "h w c"]) -> Float[np.ndarray, "h w c"]:
     """float32 in 0..1 of 8 or 16 bits."""
-    return image.astype(np.float32) / np.float32(np.iinfo(image.dtype).max)
+    return np.divide(image, np.float32(np.iinfo(image.dtype).max), dtype=np.float32)
 
 
 def batched(images: Sequence[Float[np.ndarray, "h w c"]]) -> Float[Tensor, "b c h w"]:
-    return torch.from_numpy(np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2)))
+    h, w, c = images[0].shape
+    batch = np.empty((len(images), c, h, w), np.float32)
+    for place, image in zip(batch, images, strict=True):
+        place[:] = image.transpose(2, 0, 1)
+    return torch.from_numpy(batch)

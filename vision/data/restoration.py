@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from functools import cache
 from pathlib import Path
 
 from torch.utils.data import DataLoader
@@ -171,9 +172,9 @@ class RestorationData(LoadedData, ABC):
         return parts
 
     def _steps(self) -> int:
-        """Optimizer steps of the training; 0 if it has no end that can be told."""
+        """Optimizer steps of the training, one pass if there is no trainer; 0 if it has no end that can be told."""
         if self.trainer is None:
-            return 0
+            return self._batches()
         if self.trainer.max_steps > 0:
             return self.trainer.max_steps
         epochs = self.trainer.max_epochs or 0
@@ -231,7 +232,13 @@ class EmbeddedPhotos(RestorationData):
         self.predict = Wholes(self._photos("test"), self.degrade, self.scale, predict=True)
 
     def _photos(self, part: str) -> Files:
-        root = Path(__file__).parent / "embedded" / "photos" / part
-        files = Files(sorted(root.glob("*.png")), root, self.channels)
-        files.hold()
-        return files
+        return embedded_photos(part, self.channels)
+
+
+@cache
+def embedded_photos(part: str, channels: int) -> Files:
+    """The decoded photographs of "train" or "test", once a process: 10 MB in all."""
+    root = Path(__file__).parent / "embedded" / "photos" / part
+    files = Files(sorted(root.glob("*.png")), root, channels)
+    files.hold()
+    return files

@@ -55,6 +55,7 @@ def test_notes_alone_give_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["/nowhere/at/all"], "data folder /nowhere/at/all does not exist"),
         (["."], "has no pictures"),
         ([".", "--scale", "5"], "--scale=5 is not possible; use 1 (same size), 2, 3 or 4"),
+        ([".", "--kind", "videos"], "--kind: invalid choice: 'videos'"),
         ([".", "--tiny", "0"], "--tiny: 0 is less than 1"),
     ],
 )

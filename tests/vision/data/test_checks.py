@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def save(path: Path, seed: int, size: tuple[int, int] = (40, 36), mode: str = "R
     return path
 
 
-def found(root: Path, **options: int) -> set[tuple[str, str, bool]]:
+def found(root: Path, **options: Any) -> set[tuple[str, str, bool]]:
     return {(one.kind, one.path.relative_to(root).as_posix(), one.error) for one in check_folder(root, **options).findings}
 
 
@@ -125,6 +126,7 @@ def test_classes_that_are_empty_or_unknown(classes: Path) -> None:
         ("empty class", "train/cow", True),
         ("no class", "train/loose.png", False),
     }
+    assert not found(classes, kind="pictures"), "folders of clean pictures are no classes"
 
 
 def test_wrong_use_is_told(tmp_path: Path, paired: Path) -> None:

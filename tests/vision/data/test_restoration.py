@@ -8,6 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from vision.data import (
     SecondOrder,
     Stage,
 )
-from vision.data.patches import cut
+from vision.data.patches import Files, cut
 from vision.errors import UserError
 
 Maker = Callable[..., np.ndarray]
@@ -158,6 +159,7 @@ def test_epochs_differ_and_seeds_differ_and_all_is_repeatable() -> None:
     assert not equal(first, epoch(embedded(seed=1)))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one processor
 @pytest.mark.parametrize("degradation", [GaussianNoise(25), SecondOrder(1)], ids=["noise", "second order"])
 def test_workers_change_nothing(degradation: Any) -> None:
     """Restormer #120: is the noise seeded in every worker?"""
@@ -187,7 +189,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(default_root_dir=folder, accelerator="cpu", **quiet, **options)
 
 
-@pytest.mark.parametrize("stop", [2, 5, 7])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 5, 7])
 def test_a_training_that_was_interrupted_goes_on_exactly(tmp_path: Path, stop: int) -> None:
     """In the middle of an epoch, before, at and after a change of stage."""
 
@@ -210,6 +212,33 @@ def test_a_training_that_was_interrupted_goes_on_exactly(tmp_path: Path, stop: i
     rest = Listener()
     trainer(tmp_path, max_steps=10).fit(rest, data(), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     assert equal(whole.seen, first.seen[:stop] + rest.seen)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_processes_share_each_stage(accumulation: int) -> None:
+    """Restormer #28: fewer or more devices see the same patches, each step."""
+    stages = [Stage(16, 8, steps=2), Stage(32, 4, steps=2)]
+
+    def part(rank: int, world: int, accumulation: int) -> EmbeddedPhotos:
+        data = EmbeddedPhotos(stages=stages, patches_per_picture=4)
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            global_rank=rank, world_size=world, num_devices=world, strategy=SimpleNamespace(root_device=torch.device("cpu")),
+            max_steps=4, max_epochs=None, accumulate_grad_batches=accumulation, limit_train_batches=1.0,
+        )  # fmt: skip
+        data.setup("fit")
+        return data
+
+    whole = [clean.sum().item() for _, batch in epoch(part(0, 1, 1)) for clean in batch]
+    both = [[list(batch) for _, batch in epoch(part(rank, 2, accumulation))] for rank in (0, 1)]
+    dealt = [
+        clean.sum().item()
+        for first, second in zip(*both, strict=True)
+        for pair in zip(first, second, strict=True)
+        for clean in pair
+    ]
+    assert dealt == whole
+    names = [[name for *_, (name,) in part(rank, 2, 1).val_dataloader()] for rank in (0, 1)]
+    assert names == [["astronaut.png", "coffee.png"], ["chelsea.png", "flower.png"]]
 
 
 def test_accumulation_sees_the_same_patches(tmp_path: Path) -> None:
@@ -408,15 +437,21 @@ def test_cut_mirrors_beyond_the_edge_at_any_size() -> None:
     assert cut(line[:, :1], 0, 0, 4).tolist() == [[[0]] * 4] * 4
 
 
+def only(image: np.ndarray) -> Files:
+    files = Files([Path("one.png")], Path(), image.shape[-1])
+    files.held = [image]
+    return files
+
+
 def test_all_eight_ways_occur() -> None:
     corners = np.zeros((16, 16, 1), np.uint8)
     corners[0, 0], corners[0, -1] = 255, 128
-    data = embedded(degradation=GaussianNoise(0), channels=1, patches_per_picture=20)
-    data.train.clean.held = [corners] * 9  # type: ignore[union-attr]
+    data = embedded(degradation=GaussianNoise(0), channels=1, patches_per_picture=100)
+    data.train.clean = only(corners)
     ways = {tuple(patch[0, [0, 0, -1, -1], [0, -1, 0, -1]].tolist()) for _, clean in epoch(data) for patch in clean}
     assert len(ways) == 8
-    plain = embedded(degradation=GaussianNoise(0), channels=1, augment=False)
-    plain.train.clean.held = [corners] * 9  # type: ignore[union-attr]
+    plain = embedded(degradation=GaussianNoise(0), channels=1, augment=False, patches_per_picture=10)
+    plain.train.clean = only(corners)
     assert all(patch[0, 0, 0] == 1 for _, clean in epoch(plain) for patch in clean)
 
 
