@@ -78,7 +78,10 @@ def non_local_means(noisy: Float[np.ndarray, "h w c"], sigma: float) -> Float[np
     """Buades et al. 2005, the fast form as scikit-image's documentation has it: patches of 5, distance 6, h 0.8 sigma."""
     from skimage.restoration import denoise_nl_means
 
-    return denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.8 * sigma, sigma=sigma, fast_mode=True, channel_axis=-1)
+    gray = noisy.shape[-1] == 1
+    options = {"patch_size": 5, "patch_distance": 6, "h": 0.8 * sigma, "sigma": sigma, "fast_mode": True}
+    found = denoise_nl_means(noisy[..., 0] if gray else noisy, channel_axis=None if gray else -1, **options)
+    return found[..., None] if gray else found
 
 
 def bm3d(noisy: Float[np.ndarray, "h w c"], sigma: float) -> Float[np.ndarray, "h w c"]:

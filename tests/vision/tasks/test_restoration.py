@@ -369,6 +369,17 @@ def test_classical_denoisers_stand_beside_the_model(tmp_path, monkeypatch) -> No
     assert rows[0][4].startswith(f"{constant:.2f} / ")
 
 
+def test_classical_denoisers_take_gray_pictures(tmp_path) -> None:
+    pytest.importorskip("skimage")
+    pytest.importorskip("pywt")
+    task = Restoration(Enlarger(1))
+    quiet(trainer_in(tmp_path, callbacks=[Baselines(bm3d=False)]).test, task, Waves(1), verbose=False)
+    columns, rows = next(iter(task.tables().values()))
+    assert columns == ("picture", "input", "wavelets", "non-local means", "restored")
+    noisy, *better = (float(cell.split()[0]) for cell in rows[-1][1:-1])
+    assert min(better) > noisy
+
+
 def test_baselines_that_cannot_be_are_told(tmp_path, monkeypatch, capsys) -> None:
     import importlib.util
 
