@@ -26,8 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from core.rows import MemoryReal, as_real
-from core.steps import CachedSteps, WholeSteps
-from core.transformer import Decoder
+from core.steps import CachedSteps, WholeSteps, Writer
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class AveragePenalty:
 
 
 def greedy(
-    decoder: Decoder,
+    decoder: Writer,
     prompt: Int[Tensor, "b n"],
     memory: Float[Tensor, "b m c"] | None = None,
     *,
@@ -85,7 +84,7 @@ def greedy(
 
 
 def sample(
-    decoder: Decoder,
+    decoder: Writer,
     prompt: Int[Tensor, "b n"],
     memory: Float[Tensor, "b m c"] | None = None,
     *,
@@ -119,7 +118,7 @@ def sample(
 
 
 def beam_search(
-    decoder: Decoder,
+    decoder: Writer,
     prompt: Int[Tensor, "b n"],
     memory: Float[Tensor, "b m c"] | None = None,
     *,
@@ -225,7 +224,7 @@ def one_a_row(
 
 
 def start(
-    decoder: Decoder,
+    decoder: Writer,
     prompt: Int[Tensor, "b n"],
     memory: Float[Tensor, "b m c"] | None,
     real: Bool[Tensor, "b n"] | None,
@@ -249,7 +248,7 @@ def start(
 
 
 @contextmanager
-def evaluating(decoder: Decoder) -> Iterator[None]:
+def evaluating(decoder: Writer) -> Iterator[None]:
     """Without dropout and gradients; the decoder is left as it was."""
     training = decoder.training
     decoder.eval()

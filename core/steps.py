@@ -5,11 +5,27 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol, runtime_checkable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from core.transformer import Decoder
+
+@runtime_checkable
+class Writer(Protocol):
+    """What generates: a `Decoder`, or another module whose `forward` and cache are called alike."""
+
+    training: bool
+
+    def __call__(self, tokens: Int[Tensor, "b n"], memory: Float[Tensor, "b m c"] | None = None, **options: Any) -> Any: ...
+
+    def new_cache(self, batch: int, length: int) -> Any:
+        """With `batch`, `select` and `reorder`, as `KeyValueCache`."""
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def eval(self) -> Any: ...
 
 
 class CachedSteps:
@@ -17,7 +33,7 @@ class CachedSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Writer,
         prompt: Int[Tensor, "b n"],
         memory: Float[Tensor, "b m c"] | None,
         real: Bool[Tensor, "b n"] | None,
@@ -53,7 +69,7 @@ class WholeSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Writer,
         prompt: Int[Tensor, "b n"],
         memory: Float[Tensor, "b m c"] | None,
         real: Bool[Tensor, "b n"] | None,

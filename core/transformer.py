@@ -216,14 +216,14 @@ class EncoderDecoder(nn.Module):
 
     Args:
         encoder: `(source, real=, segments=) -> b m c`, such as `Encoder`, with its width as `dim`.
-        decoder: a `Decoder` whose `memory_dim` is that width.
+        decoder: a `Decoder` whose `memory_dim` is that width, or another with its `forward` and `new_cache`.
 
     Raises:
         ValueError: a decoder for no memory, or for one of another width.
     """
 
     @remember_options
-    def __init__(self, encoder: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
         if decoder.memory_dim != encoder.dim:
             raise ValueError(

@@ -168,6 +168,9 @@ def shortened(text: str, most: int = 40) -> str:
 @torch.no_grad()
 def cross_attention(model: Any, source: Int[Tensor, "b m"], target: Int[Tensor, "b n"]) -> Float[Tensor, "layers b heads n m"]:
     """The weights with which each target symbol looks at the source, of all layers."""
+    if hasattr(model.decoder, "look"):  # a decoder with one attention of one head
+        with evaluating(model):
+            return model.decoder.look(target, model.encoder(source))[None, :, None]
     seen: list[Tensor] = []
 
     def look(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -222,14 +225,22 @@ def draw_attention(model: Any, source: list[int], target: list[int], labels: tup
     return figure
 
 
+def looks(model: nn.Module) -> bool:
+    """Whether there is an attention to the source whose weights can be shown."""
+    decoder: Any = getattr(model, "decoder", None)
+    if hasattr(decoder, "look"):
+        return decoder.attention is not None
+    blocks = getattr(decoder, "blocks", [])
+    return bool(len(blocks)) and all(hasattr(getattr(block, "cross_attention", None), "look") for block in blocks)
+
+
 def explain(model: nn.Module, text: str, writing: Writing | None = None) -> Figure:
     """Where the decoder looked when it wrote the best target of a text.
 
     Raises:
         UserError: as `translate`; a decoder without cross-attention.
     """
-    blocks = getattr(getattr(model, "decoder", None), "blocks", [])
-    if not blocks or not all(hasattr(getattr(block, "cross_attention", None), "look") for block in blocks):
+    if not looks(model):
         raise UserError(f"{type(model).__name__} has no cross-attention to look at; use a model with core.Decoder")
     source = encode(model, text)
     best = write(model, [source], writing or Writing())[0][0].tokens

@@ -3,6 +3,7 @@
 from vision.models.dat import DAT
 from vision.models.features import Features
 from vision.models.restormer import Restormer
+from vision.models.rnn import RNNDecoder, RNNEncoder
 from vision.models.stem import CNNStem, ConvStem, PatchEmbedding
 from vision.models.swin import Swin
 from vision.models.swin_restorer import SwinRestorer
@@ -16,6 +17,8 @@ __all__ = [
     "Features",
     "FinetunedBias",
     "PatchEmbedding",
+    "RNNDecoder",
+    "RNNEncoder",
     "Restormer",
     "Swin",
     "SwinRestorer",

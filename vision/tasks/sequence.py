@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from core import Hypothesis, beam_search, greedy
 from core.transformer import initialise
 from vision.errors import UserError
-from vision.inference.translation import draw_attention
+from vision.inference.translation import draw_attention, looks
 from vision.optim import warmup_cosine, warmup_noam
 from vision.rebuild import describe
 from vision.tasks.base import Task
@@ -217,7 +217,7 @@ class Sequence(Task):
         if trainer.state.fn != "test" or not self.examples:
             return {}
         drawn = {"length": by_length(self.examples, self.vocabularies["target"])}
-        if "source" in self.vocabularies and len(self.limits) == 2:
+        if "source" in self.vocabularies and len(self.limits) == 2 and looks(self.model):
             source, _, target = max(self.examples[:50], key=lambda example: len(example[0]))
             numbers = self.vocabularies["source"].encode(source), self.vocabularies["target"].encode(target)
             labels = (self.vocabularies["source"].labels(numbers[0]), self.vocabularies["target"].labels(numbers[1]))
