@@ -171,7 +171,7 @@ def test_clipping_sees_the_gradient_of_the_mean() -> None:
 
 @pytest.mark.slow
 def test_two_processes_are_one_large_batch(tmp_path: Path, within) -> None:
-    """Each process has other lengths, and accumulates two batches: the gradient is that of the mean over the symbols of all four."""
+    """Each process has other lengths and accumulates two batches: the gradient is of the mean over the symbols of all four."""
     script = Path(__file__).parent / "train_on_two.py"
     done = subprocess.run([sys.executable, str(script), str(tmp_path / "out.pt")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
