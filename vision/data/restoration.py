@@ -88,7 +88,21 @@ class RestorationData(LoadedData, ABC):
             self._setup_prediction() if part == "predict" else self._setup_pairs()
             self._ready.add(part)
         if stage == "fit":
+            if not hasattr(self, "train"):
+                raise UserError("there are validation or test pictures but none to train on; put them into a folder train beside")
             self._parts()  # a schedule that does not fit the trainer
+
+    def _use(self, files: dict[str, tuple[Files, Files | Degradation]]) -> None:
+        """Set train, val and test from the clean and degraded pictures of each split; val and test may stand for each other."""
+        if "train" in files:
+            self.train = self._patches(*files["train"])
+        self.val, self.test = (
+            Wholes(*files[first if first in files else second], self.scale)
+            for first, second in (("val", "test"), ("test", "val"))
+        )
+        if "test" not in files:
+            self.test = self.val
+            log.warning("no test pictures: testing on the validation pictures, which flatters a model chosen by them")
 
     @abstractmethod
     def _setup_pairs(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from rich.progress import track
@@ -20,6 +21,7 @@ from vision.data.schedule import Stage
 from vision.errors import ImageError, UserError
 
 _MOST_MEMORY = 2**30  # bytes of decoded training pictures that are held; beyond, a picture is decoded for each patch
+Item = TypeVar("Item")  # a path, or a pair of them
 _SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
@@ -29,8 +31,9 @@ class PairedFolder(RestorationData):
     Either ``root`` with ``train/input`` and ``train/target``, and ``val`` and ``test`` like it, both optional; or ``root`` with
     ``input`` and ``target`` alone; or two folders ``inputs`` and ``targets``; or ``pairs``, a text file with a pair in each
     line: degraded, tab, clean. Where there is no ``val``, pairs are split off the training's by name and seed; where there is
-    no ``test``, the validation is tested on. Everything is checked before the first step: partners, sizes, readable headers.
-    Predictions are of the degraded test pictures, or of any folder with pictures given as ``root``.
+    no ``test``, the validation is tested on; for a test alone, ``test`` is enough. Everything is checked before the first
+    step: partners, sizes, readable headers. Predictions are of the degraded test pictures, or of any folder with pictures
+    given as ``root``.
 
     Args:
         root: a folder as above.
@@ -85,18 +88,10 @@ class PairedFolder(RestorationData):
             findings += mismatched(pairs, headers, self.scale)
         if findings:
             raise UserError(f"{summary(findings)} — mend or remove them; vision check-data lists them all")
-        if "val" not in splits:
-            names = [pair.clean.name for pair in splits["train"]]
-            rest, kept = split_by_name(names, self.val_fraction, self.seed)
-            splits["val"], splits["train"] = [splits["train"][i] for i in kept], [splits["train"][i] for i in rest]
+        split_off(splits, [pair.clean.name for pair in splits.get("train", [])], self.val_fraction, self.seed)
         files = {split: self._files(pairs) for split, pairs in splits.items()}
-        hold(files["train"], headers)
-        clean, degraded = files["train"]
-        self.train = self._patches(clean, degraded)
-        self.val = Wholes(*files["val"], self.scale)
-        self.test = Wholes(*files["test"], self.scale) if "test" in files else self.val
-        if "test" not in files:
-            log.warning("no test pictures: testing on the validation pictures, which flatters a model chosen by them")
+        hold(files.get("train", ()), headers)
+        self._use(files)
 
     def _setup_prediction(self) -> None:
         if self.pairs:
@@ -128,7 +123,8 @@ class CleanFolder(RestorationData):
     """Clean pictures, degraded when they are asked for: no degraded ones need to be stored.
 
     Either ``root`` with ``train``, and ``val`` and ``test`` beside it, both optional; or a folder with pictures. Where there is
-    no ``val``, pictures are split off by name and seed; where there is no ``test``, the validation is tested on.
+    no ``val``, pictures are split off by name and seed; where there is no ``test``, the validation is tested on; for a test
+    alone, ``test`` is enough.
     Predictions are of the degraded test pictures.
 
     Args:
@@ -171,20 +167,14 @@ class CleanFolder(RestorationData):
         headers = read_headers([path for paths in splits.values() for path in paths])
         if broken := unreadable(headers):
             raise UserError(f"{summary(broken)} — mend or remove them; vision check-data lists them all")
-        if "val" not in splits:
-            names = [path.relative_to(folders["train"]).as_posix() for path in splits["train"]]
-            rest, kept = split_by_name(names, self.val_fraction, self.seed)
-            splits["val"], splits["train"] = [splits["train"][i] for i in kept], [splits["train"][i] for i in rest]
+        names = [path.relative_to(folders["train"]).as_posix() for path in splits.get("train", [])]
+        split_off(splits, names, self.val_fraction, self.seed)
         files = {split: Files(paths, self.root, self.channels) for split, paths in splits.items()}
-        hold([files["train"]], headers)
-        self.train = self._patches(files["train"], self.degrade)
-        self.val = Wholes(files["val"], self.degrade, self.scale)
-        self.test = Wholes(files["test"], self.degrade, self.scale) if "test" in files else self.val
-        if "test" not in files:
-            log.warning("no test pictures: testing on the validation pictures, which flatters a model chosen by them")
+        hold([files["train"]] if "train" in files else [], headers)
+        self._use({split: (clean, self.degrade) for split, clean in files.items()})
 
     def _setup_prediction(self) -> None:
-        self.setup("fit")
+        self.setup("test")
         self.predict = Wholes(self.test.clean, self.degrade, self.scale, predict=True)
 
 
@@ -196,18 +186,14 @@ def found(folder: Path, root: Path | None = None) -> list[Path]:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folder of each split that has one; the root itself where there is no ``train``.
+    """The folder of each split that has one; the root itself, as ``train``, where there is none.
 
     Raises:
-        UserError: the root is no folder, or has a val or test folder but no train.
+        UserError: the root is no folder.
     """
     if not root.is_dir():
         raise UserError(f"data folder {root} does not exist; give an existing folder with pictures")
-    folders = {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()}
-    if folders and "train" not in folders:
-        names = ", ".join(path.name for path in folders.values())
-        raise UserError(f"{root} has {names} but no train; put the training pictures into {root / 'train'}")
-    return folders or {"train": root}
+    return {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
 
 
 def pair_folders(root: Path) -> dict[str, tuple[Path, Path]]:
@@ -226,19 +212,22 @@ def pair_folders(root: Path) -> dict[str, tuple[Path, Path]]:
     return folders
 
 
-def split_by_name(names: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """What is left, and a share of at least one; a picture's side depends on the seed and its own name.
+def split_off(splits: dict[str, list[Item]], names: Sequence[str], share: float, seed: int) -> None:
+    """Move a share of ``train``, at least one, to ``val`` where that is missing; by the seed and each picture's own name.
 
     Raises:
-        UserError: nothing would be left.
+        UserError: nothing would be left to train on.
     """
+    if "val" in splits or "train" not in splits:
+        return
     count = max(1, round(share * len(names)))
     if count >= len(names):
         raise UserError(
             f"{len(names)} picture(s) are too few to train and validate on; add pictures, or a folder val beside train"
         )
     order = np.argsort(hashed(seed, [zlib.crc32(name.encode()) for name in names]), kind="stable").tolist()
-    return sorted(order[count:]), sorted(order[:count])
+    everything = splits["train"]
+    splits["train"], splits["val"] = ([everything[i] for i in sorted(part)] for part in (order[count:], order[:count]))
 
 
 def hold(files: Sequence[Files], headers: dict[Path, Header | ImageError]) -> None:

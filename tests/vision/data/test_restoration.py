@@ -309,6 +309,17 @@ def test_splits_beside_train_are_used(pairs: Callable[..., Path], tmp_path: Path
     assert [names for _, names in data.predict_dataloader()] == [["test0.png"]]
 
 
+def test_a_benchmark_has_test_pictures_only(pairs: Callable[..., Path]) -> None:
+    data = PairedFolder(str(pairs("test", 3)), patch=8, num_workers=0)
+    data.setup("test")
+    assert [names for *_, names in data.test_dataloader()] == [[f"test/target/test{i}.png"] for i in range(3)]
+    with pytest.raises(UserError, match="none to train on; put them into a folder train beside"):
+        data.setup("fit")
+    clean = CleanFolder(data.root, num_workers=0)
+    clean.setup("predict")
+    assert len(list(clean.predict_dataloader())) == 6
+
+
 def test_two_folders_and_a_list_make_the_same_pairs(pairs: Callable[..., Path]) -> None:
     root = pairs(count=5)
     lines = [f"input/{i}.png\ttarget/{i}.png" for i in range(5)]
@@ -436,6 +447,25 @@ def test_damage_inside_a_file_is_named(tmp_path: Path, picture: Maker) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- patches
+
+
+def test_every_dataset_gives_single_items(pairs: Callable[..., Path]) -> None:
+    """Restormer #36: a data set with undefined names in it, that nobody had asked for an item."""
+    root = pairs()
+    modules = [
+        EmbeddedPhotos(patch=16),
+        PairedFolder(str(root), patch=16, num_workers=0),
+        CleanFolder(str(root / "target"), patch=16, num_workers=0),
+    ]
+    for data in modules:
+        data.setup("fit")
+        data.setup("predict")
+        images, targets, _ = data.train[0]
+        assert images.shape == targets.shape == (1, 3, 16, 16)
+        degraded, (clean, names) = data.val[0]
+        assert degraded.shape == clean.shape
+        assert data.predict[0][0].ndim == 4
+        assert len(names) == 1
 
 
 def test_cut_mirrors_beyond_the_edge_at_any_size() -> None:
