@@ -215,7 +215,7 @@ class EncoderDecoder(nn.Module):
     """Source to target: the decoder's memory is what the encoder makes of the source.
 
     Args:
-        encoder: `(source, real=, segments=) -> b m c`, such as `Encoder`, with its width as `dim`.
+        encoder: `(source, real=, segments=) -> b m c`, such as `Encoder`, or of pictures, with its width as `dim`.
         decoder: a `Decoder` whose `memory_dim` is that width, or another with its `forward` and `new_cache`.
 
     Raises:
@@ -234,7 +234,7 @@ class EncoderDecoder(nn.Module):
 
     def forward(
         self,
-        source: Int[Tensor, "b m"],
+        source: Int[Tensor, "b m"] | Float[Tensor, "b c h w"],
         target: Int[Tensor, "b n"],
         *,
         source_real: MemoryReal | None = None,

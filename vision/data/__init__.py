@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vision.data.images import check_image, find_images, is_image_file, read_image
     from vision.data.metadata import Metadata, read_metadata
     from vision.data.preprocessing import Preprocessing, evaluation_transform
+    from vision.data.rendered import RenderedWords
     from vision.data.restoration import EmbeddedPhotos, RestorationData
     from vision.data.restoration_folders import CleanFolder, PairedFolder
     from vision.data.saving import write_image
@@ -48,6 +49,7 @@ _HOMES = {
         "Rain",
         "SecondOrder",
     ),
+    "rendered": ("RenderedWords",),
     "restoration": ("EmbeddedPhotos", "RestorationData"),
     "restoration_folders": ("CleanFolder", "PairedFolder"),
     "saving": ("write_image",),
@@ -79,6 +81,7 @@ __all__ = [
     "PoissonNoise",
     "Preprocessing",
     "Rain",
+    "RenderedWords",
     "RestorationData",
     "SecondOrder",
     "SequenceData",

@@ -2,6 +2,7 @@
 
 from vision.models.dat import DAT
 from vision.models.features import Features
+from vision.models.image_encoder import ImageEncoder
 from vision.models.restormer import Restormer
 from vision.models.rnn import RNNDecoder, RNNEncoder
 from vision.models.stem import CNNStem, ConvStem, PatchEmbedding
@@ -16,6 +17,7 @@ __all__ = [
     "ConvStem",
     "Features",
     "FinetunedBias",
+    "ImageEncoder",
     "PatchEmbedding",
     "RNNDecoder",
     "RNNEncoder",
