@@ -58,11 +58,13 @@ LARGE = ("vit_imagenet", "swin_imagenet", "dat_imagenet", "finetune")  # models 
 )
 def test_config_runs_a_step(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> None:
     command = config.read_text().splitlines()[0].removeprefix("# vision ").split()
-    made = {"my_pictures": "pictures", "my_weights.safetensors": "weights"}
+    made = {"my_pictures": "pictures", "my_photos": "pictures", "my_weights.safetensors": "weights"}
     arguments = [str(request.getfixturevalue(made[word])) if word in made else word for word in command]
     arguments = [str(config.resolve()) if word == str(config) else word for word in arguments]
     if "my_pictures" in command:
         arguments += ["--data.batch_size=2", "--data.num_workers=0", "--data.size=64"]  # models take any size
+    if "my_photos" in command:
+        arguments += ["--model.init_args.model.init_args.dim=8", "--data.num_workers=0"]  # the published schedule is for a GPU
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--trainer.fast_dev_run=true"]) == 0
     assert not any(tmp_path.iterdir()), "a trial run leaves nothing behind"
