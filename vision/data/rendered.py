@@ -162,9 +162,9 @@ def rendered(word: str, size: tuple[int, int], rng: np.random.Generator) -> Floa
     room = width - 2 - abs(slant) * height * 0.6
     while (box := font(letters).getbbox(word))[2] - box[0] > room and letters > 6:
         letters -= 1
-    free = room - (box[2] - box[0]), height - 2 - (box[3] - box[1])
+    free = room - (box[2] - box[0]), height - 6 - (box[3] - box[1])
     left = (width - room) / 2 + rng.uniform(0, max(free[0], 0)) - box[0]
-    top = 1 + rng.uniform(0, max(free[1], 0)) - box[1]
+    top = 3 + rng.uniform(0, max(free[1], 0)) - box[1]
     ink = Image.new("L", (width, height))
     ImageDraw.Draw(ink).text((left, top), word, fill=255, font=font(letters))
     # Pillow asks where each place comes from: x + slant y, turned, about the centre

@@ -83,6 +83,7 @@ class Sequence(Task):
         self.counted: Float[Tensor, ""] | float = 0.0  # real symbols of this optimizer step so far, of all devices
         self.batch_index = 0
         self.examples: list[tuple[str, str, str]] = []  # source, written, target: of the last test
+        self.pictures: list[Tensor] = []  # the first sources of the last test, where they are pictures
 
     # The data tell which symbols there are
 
@@ -167,6 +168,8 @@ class Sequence(Task):
     def test_step(self, batch: Batch, index: int) -> None:
         source, (tokens, lengths) = batch
         best = self.measure("test", batch, beam=self.hparams["beam"])
+        if isinstance(source, Tensor):
+            self.pictures += source[: max(0, 24 - len(self.pictures))].float().cpu().unbind()
         self.examples += self.told(source, best, tokens, lengths)
 
     def predict_step(self, batch: Batch, index: int) -> list[str]:
@@ -208,15 +211,17 @@ class Sequence(Task):
         ]
 
     def on_test_epoch_start(self) -> None:
-        self.examples = []
+        self.examples, self.pictures = [], []
 
     # Pictures of a run
 
     def figures(self, trainer: Any) -> dict[str, Figure]:
-        """After a test: lengths and mistakes, and where the decoder looks in one source."""
+        """After a test: lengths and mistakes; where the decoder looks in one source, or what was read in some pictures."""
         if trainer.state.fn != "test" or not self.examples:
             return {}
         drawn = {"length": by_length(self.examples, self.vocabularies["target"])}
+        if self.pictures:
+            drawn["read"] = draw_read(self.pictures, self.examples)
         if "source" in self.vocabularies and len(self.limits) == 2 and looks(self.model):
             source, _, target = max(self.examples[:50], key=lambda example: len(example[0]))
             numbers = self.vocabularies["source"].encode(source), self.vocabularies["target"].encode(target)
@@ -295,6 +300,22 @@ def resize(part: Any, size: int) -> None:
 def spread(examples: list[tuple[str, str, str]], most: int) -> list[tuple[str, str, str]]:
     """Some of them, from short to long, as they came."""
     return examples[:: max(1, -(-len(examples) // most))]
+
+
+def draw_read(pictures: list[Tensor], examples: list[tuple[str, str, str]]) -> Figure:
+    """Pictures, each with what was written; where that is wrong, in red, and the target behind it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.35 + 0.85 * -(-len(pictures) // 4)), layout="constrained")
+    places = figure.subplots(-(-len(pictures) // 4), 4, squeeze=False).flat
+    for axes in places:
+        axes.set_axis_off()
+    for axes, picture, (_, written, target) in zip(places, pictures, examples, strict=False):
+        shown = picture.permute(1, 2, 0).numpy()
+        axes.imshow((shown - shown.min()) / max(float(shown.max() - shown.min()), 1e-6), cmap="gray")
+        wrong = written != target
+        axes.set_title(f"{written} ({target})" if wrong else written, fontsize=9, color="C3" if wrong else "black")
+    return figure
 
 
 def by_length(examples: list[tuple[str, str, str]], vocabulary: Vocabulary) -> Figure:
