@@ -24,7 +24,7 @@ class Baselines(Callback):
 
     For Gaussian noise of a known, fixed sigma (`task.sigma`). A package that is missing is told once and its row left out:
     `pip install "vision-core[bench]"` brings scikit-image; `bm3d` has a licence for non-commercial use only and is never
-    installed along. BM3D takes about a minute for four pictures of a quarter megapixel on a CPU core.
+    installed along. BM3D takes longest.
 
     Args:
         bm3d: whether BM3D is tried.
