@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -92,7 +93,7 @@ class RestorationData(LoadedData, ABC):
                 raise UserError("there are validation or test pictures but none to train on; put them into a folder train beside")
             self._parts()  # a schedule that does not fit the trainer
 
-    def _use(self, files: dict[str, tuple[Files, Files | Degradation]]) -> None:
+    def _use(self, files: Mapping[str, tuple[Files, Files | Degradation]]) -> None:
         """Set train, val and test from the clean and degraded pictures of each split; val and test may stand for each other."""
         if "train" in files:
             self.train = self._patches(*files["train"])
