@@ -61,11 +61,15 @@ class PairBatches(Dataset):
         seed: of the order in training; None keeps the given order among rows of equal length.
         world: processes: the number of batches is a multiple of it, so that each takes as many. Some batches are halved for
             it; with fewer rows than processes the last one is repeated.
+        bucket: lengths up to the next multiple of it count as equal: batches of more different rows, with more padding.
     """
 
-    def __init__(self, source: Ragged, target: Ragged, tokens: int, *, seed: int | None = None, world: int = 1) -> None:
+    def __init__(
+        self, source: Ragged, target: Ragged, tokens: int, *, seed: int | None = None, world: int = 1, bucket: int = 1
+    ) -> None:
         self.source, self.target, self.seed = source, target, seed
-        self.sizes = np.maximum(source.lengths, target.lengths)
+        longest = np.maximum(source.lengths, target.lengths)
+        self.sizes = np.maximum(longest, np.minimum(-(-longest // bucket) * bucket, tokens))
         self.ranges = even(cut_evenly(np.sort(self.sizes), tokens), world)
         self.ordered: tuple[int, Int[np.ndarray, " n"]] = (-1, np.arange(0))
 

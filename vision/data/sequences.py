@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -34,11 +34,13 @@ class SequenceData(LoadedData, ABC):
     vocabularies: dict[str, Vocabulary]
     longest: dict[str, int]
 
-    def __init__(self, tokens: int, seed: int) -> None:
+    def __init__(self, tokens: int, seed: int, bucket: int = 1) -> None:
         if tokens < 1:
             raise UserError(f"tokens={tokens} of a batch are too few; use e.g. 4096")
+        if bucket < 1:
+            raise UserError(f"bucket={bucket} is no width of lengths; use 1 for batches of equal lengths, or e.g. 4")
         super().__init__(tokens, 0, seed)  # no workers: a batch is an index into memory
-        self.tokens = tokens
+        self.tokens, self.bucket = tokens, bucket
         self.parts: dict[str, list[Pair]] = {}
         self._rows: dict[str, tuple[Ragged, Ragged]] = {}
 
@@ -93,7 +95,7 @@ class SequenceData(LoadedData, ABC):
 
     def train_dataloader(self) -> TrainingLoader:
         rank, world = self._process()
-        batches = PairBatches(*self._rows["train"], self.tokens, seed=self.seed, world=world)
+        batches = PairBatches(*self._rows["train"], self.tokens, seed=self.seed, world=world, bucket=self.bucket)
         sampler = EpochSampler(batches, 1, seed=self.seed, rank=rank, world=world)
         if self._resume is not None and self._resume.pop("batches", len(batches)) != len(batches):
             log.warning("the batches are other ones than in the checkpoint: its epoch starts again from the beginning")
@@ -137,6 +139,7 @@ class PairsFile(SequenceData):
         val_share, test_share: 0..1; test_share 0 tests on the validation pairs.
         tokens: budget of a batch: rows times longest row, padding included.
         seed: of the split and the order.
+        bucket: lengths up to the next multiple of it go into one batch: more mixed batches, more padding.
 
     Raises:
         UserError: a file that cannot be read, a line that is no pair (file, line number, rule, fix), a value out of range.
@@ -155,8 +158,9 @@ class PairsFile(SequenceData):
         test_share: float = 0.0,
         tokens: int = 4096,
         seed: int = 0,
+        bucket: int = 1,
     ) -> None:
-        super().__init__(tokens, seed)
+        super().__init__(tokens, seed, bucket)
         if not 0 < val_share < 1 or not 0 <= test_share < 1 - val_share:
             raise UserError(
                 f"val_share={val_share:g} and test_share={test_share:g} leave nothing to train on or to validate on; "
@@ -193,12 +197,14 @@ class EmbeddedCMUdict(PairsFile):
         val_share: of the 20,000, for validation, 0..1.
         tokens: budget of a batch: rows times longest row, padding included.
         seed: of the split and the order.
+        bucket: lengths up to the next multiple of it go into one batch: more mixed batches, more padding.
     """
 
-    def __init__(self, val_share: float = 0.05, tokens: int = 4096, seed: int = 0) -> None:
+    def __init__(self, val_share: float = 0.05, tokens: int = 4096, seed: int = 0, bucket: int = 1) -> None:
         folder = Path(__file__).parent / "embedded" / "cmudict"
         train, test = str(folder / "train.tsv"), str(folder / "test.tsv")
-        super().__init__(train, test=test, target_by="words", lower=True, val_share=val_share, tokens=tokens, seed=seed)
+        options: dict[str, Any] = {"val_share": val_share, "tokens": tokens, "seed": seed, "bucket": bucket}
+        super().__init__(train, test=test, target_by="words", lower=True, **options)
 
 
 class ToySequences(SequenceData):

@@ -39,8 +39,9 @@ def test_padded_rows_against_a_loop() -> None:
     assert tokens.dtype == real.dtype == torch.int64
 
 
-def test_every_row_once_and_within_the_budget(lengths: list[int]) -> None:
-    data = batches(lengths, seed=0)
+@pytest.mark.parametrize("bucket", [1, 4, 30])
+def test_every_row_once_and_within_the_budget(lengths: list[int], bucket: int) -> None:
+    data = batches(lengths, seed=0, bucket=bucket)
     for epoch in range(3):
         assert sorted(chain(*rows(data, epoch))) == list(range(300))
         for number in range(len(data)):
