@@ -307,7 +307,7 @@ def draw_read(pictures: list[Tensor], examples: list[tuple[str, str, str]]) -> F
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.35 + 0.85 * -(-len(pictures) // 4)), layout="constrained")
-    places = figure.subplots(-(-len(pictures) // 4), 4, squeeze=False).flat
+    places = list(figure.subplots(-(-len(pictures) // 4), 4, squeeze=False).flat)
     for axes in places:
         axes.set_axis_off()
     for axes, picture, (_, written, target) in zip(places, pictures, examples, strict=False):
