@@ -98,7 +98,8 @@ def merge(tokens: Float[Tensor, "b_windows n c"], windows: Windows) -> Float[Ten
 
 def pad_to_multiple(x: Float[Tensor, "b h w c"], multiple: tuple[int, int]) -> Float[Tensor, "b h2 w2 c"]:
     """Zeros at the right and the bottom, up to the next multiple."""
-    bottom, right = -x.shape[1] % multiple[0], -x.shape[2] % multiple[1]
+    # Without a remainder: of a free size, torch.compile has none where a float follows from it (as in deformable attention).
+    bottom, right = ((n + m - 1) // m * m - n for n, m in zip(x.shape[1:3], multiple, strict=True))
     if not torch.compiler.is_compiling() and bottom == right == 0:
         return x  # compiled code pads by nothing instead: a condition would make it start anew for such maps
     return F.pad(x, (0, 0, 0, right, 0, bottom))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,17 +82,18 @@ class CNNStem(nn.Module):
             raise UserError(f"timm has no model {name!r}; " + (f"did you mean {near[0]}?" if near else "see timm.list_models()"))
         try:
             with torch.device("meta"):
-                sizes = timm.create_model(name, features_only=True).feature_info.reduction()
+                whole: Any = timm.create_model(name, features_only=True)
+            sizes = whole.feature_info.reduction()
         except (RuntimeError, AttributeError, AssertionError) as error:
             raise UserError(f"{name} gives no feature maps; use a CNN such as resnet18") from error
         if patch_size not in sizes:
             raise UserError(f"{name} has no map of {patch_size} pixels a cell; use patch_size={' or '.join(map(str, sizes))}")
         self.reduction = patch_size
-        options = {"out_indices": (sizes.index(patch_size),), "in_chans": in_chans, "pretrained": pretrained}
-        self.cnn = timm.create_model(name, features_only=True, **options)
-        if pretrained and any(isinstance(part, nn.Linear) for part in self.cnn.modules()):
+        options: dict[str, Any] = {"out_indices": (sizes.index(patch_size),), "in_chans": in_chans, "pretrained": pretrained}
+        cnn: Any = timm.create_model(name, features_only=True, **options)
+        if pretrained and any(isinstance(part, nn.Linear) for part in cnn.modules()):
             raise UserError(f"{name} has linear layers, which the Transformer would start anew; use a CNN such as resnet18")
-        self.proj = nn.Conv2d(self.cnn.feature_info.channels()[0], dim, 1)
+        self.cnn, self.proj = cnn, nn.Conv2d(cnn.feature_info.channels()[0], dim, 1)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         return self.proj(self.cnn(pad_to_multiple(x, self.reduction))[0])
@@ -107,5 +109,5 @@ def check_pictures(x: Tensor, in_chans: int) -> None:
 
 
 def pad_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
-    bottom, right = -x.shape[-2] % multiple, -x.shape[-1] % multiple
+    bottom, right = ((n + multiple - 1) // multiple * multiple - n for n in x.shape[-2:])  # see core.window.pad_to_multiple
     return F.pad(x, (0, right, 0, bottom)) if bottom or right else x
