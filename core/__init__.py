@@ -36,6 +36,7 @@ from core.selection import (
     StraightThrough,
 )
 from core.transformer import Decoder, Encoder, EncoderDecoder
+from core.window import WindowAttention
 
 __all__ = [
     "AdditiveScores",
@@ -82,6 +83,7 @@ __all__ = [
     "SoftSelection",
     "StraightThrough",
     "T5Bias",
+    "WindowAttention",
     "attend",
     "beam_search",
     "greedy",
