@@ -29,7 +29,7 @@ def test_every_line_is_known() -> None:
             assert rest[0] in COMMANDS
         else:
             assert word in {"python3", ".venv/bin/pip", "git", "cd"}, f"this test does not know how to check {line!r}"
-    assert {command[0] for command in VISION} >= {"fit", "classify"}
+    assert {command[0] for command in VISION} >= {"fit", "classify", "restore", "translate"}
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -38,14 +38,16 @@ def test_commands_run_in_order_on_a_few_batches(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     stored = np.load(Path(sys.modules["vision"].__file__).parent / "data/embedded/fashion_mnist/slice.npz")["test_images"]
     Image.fromarray(stored[0]).save("my_shoe.png")
+    Image.fromarray(np.stack(list(stored[:3]), axis=-1)).save("my_photo.png")
     for name, pictures in (("left", stored[:10]), ("right", stored[10:20])):
         Path("my_pictures", name).mkdir(parents=True)
         for i, picture in enumerate(pictures):
-            Image.fromarray(picture).save(f"my_pictures/{name}/{i}.png")
+            Image.fromarray(picture.repeat(2, 0).repeat(2, 1)).save(f"my_pictures/{name}/{i}.png")
     few = [f"--trainer.{name}=1" for name in ("max_epochs", "limit_train_batches", "limit_val_batches", "limit_test_batches")]
     for command in VISION:
         assert main([*command, *(few if command[0] == "fit" else [])]) == 0, command
     assert re.search(r"^.*my_shoe\.png.*\d ?%|^.*my_shoe\.png.*0\.\d", capsys.readouterr().out, flags=re.MULTILINE)
+    assert Image.open("restored/my_photo.png").size == (28, 28)
 
 
 @pytest.mark.slow
