@@ -97,7 +97,7 @@ def use_command(trainer: Trainer, task: Any) -> str | None:
     files = [Path(trainer.default_root_dir) / WEIGHTS, *([found.path] if found else []), Path(trainer.ckpt_path or "")]
     weights = next((file for file in files if file.is_file()), None)
     card = task.card() if hasattr(task, "card") else {}
-    use = USES.get(card.get("task"))
+    use = USES.get(str(card.get("task")))
     if card.get("task") == "sequence" and "source" not in card.get("vocabularies", {}):
         use = None  # it reads pictures, not texts
     return f"{use} {shlex.quote(shown(weights))}" if use and weights else None
