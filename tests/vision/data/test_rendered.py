@@ -83,7 +83,7 @@ def test_a_model_reads_after_training(tmp_path, unchecked):
     model = EncoderDecoder(ImageEncoder(backbone), Decoder(30, 32, 1, 2, 32, memory_dim=32, dropout=0))
     task = Sequence(model, lr=5e-3, beam=2, label_smoothing=0)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(max_epochs=6, accelerator="cpu", default_root_dir=tmp_path, limit_val_batches=0, **options)
+    trainer = Trainer(max_epochs=15, accelerator="cpu", default_root_dir=tmp_path, limit_val_batches=0, **options)
     trainer.fit(task, data)
     (measured,) = trainer.test(task, data, verbose=False)
     assert measured["test/per"] == 0
