@@ -48,7 +48,7 @@ def run(study: Study) -> None:
         study.say(f"{name}: PER {per:.1f} %")
         loss.plot(smooth(trained.losses), label=name)
         if name == "soft":
-            picture.imshow(seen[0], vmin=0, vmax=1, aspect="auto")
+            picture.imshow(seen[0].numpy(), vmin=0, vmax=1, aspect="auto")
     loss.set(xlabel="step", ylabel="training loss of a symbol")
     loss.legend()
     picture.set(xlabel="letter", ylabel="phone", title="where soft attention looks in one word")

@@ -150,7 +150,7 @@ def last(data: SequenceData) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tenso
 def entropy(weights: Tensor) -> float:
     """Mean entropy of the rows, as a share of the largest possible, log m: 1 is even, 0 is one place only."""
     rows = weights[weights.sum(dim=-1) > 0.5]
-    return float(-(rows * rows.clamp(min=1e-12).log()).sum(dim=-1).mean() / math.log(weights.shape[-1]))
+    return abs(float((rows * rows.clamp(min=1e-12).log()).sum(dim=-1).mean())) / math.log(weights.shape[-1])
 
 
 def smooth(values: list[float], width: int = 25) -> list[float]:
