@@ -17,7 +17,7 @@ from core import AdditiveScores, EncoderDecoder, Reinforce, SoftSelection, Strai
 from vision.data import SequenceData
 from vision.models import RNNDecoder, RNNEncoder
 
-DIM, STEPS = 128, 700
+DIM, STEPS = 128, 1200
 KINDS = {
     "soft": SoftSelection,
     "straight-through": StraightThrough,

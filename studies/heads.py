@@ -12,7 +12,7 @@ from core import Attention, EncoderDecoder
 from vision.data import SequenceData
 from vision.vocabulary import PAD
 
-HEADS, PRUNED, STEPS, SHARES = (1, 2, 4, 8, 16), 8, 400, (0.0, 0.25, 0.5, 0.75)
+HEADS, PRUNED, STEPS, SHARES = (1, 2, 4, 8, 16), 8, 600, (0.0, 0.25, 0.5, 0.75)
 
 
 def alike(weights: Tensor) -> float:

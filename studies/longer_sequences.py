@@ -19,7 +19,7 @@ KINDS = {
     "rotary": Rotary,
     "sinusoidal and rotary": partial(Combined, kinds=[Sinusoidal, Rotary]),
 }
-STEPS = 600
+STEPS = 800
 
 
 def run(study: Study) -> None:

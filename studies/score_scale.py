@@ -11,7 +11,7 @@ from training import entropy, error_rates, looks, smooth, spelling, train, trans
 
 from core import Attention
 
-HEADS, STEPS = (8, 2, 1), 400
+HEADS, STEPS = (8, 2, 1), 600
 
 
 def run(study: Study) -> None:

@@ -19,7 +19,7 @@ from core import AdditiveScores, EncoderDecoder, MultiplicativeScores
 from vision.data import SequenceData
 from vision.models import RNNDecoder, RNNEncoder
 
-DIM, DEPTH, EPOCHS, LENGTHS = 128, 2, 5, (16, 32, 64, 128, 256, 512)
+DIM, DEPTH, EPOCHS, LENGTHS = 128, 2, 8, (16, 32, 64, 128, 256, 512)
 KINDS = {
     "LSTM": None,
     "LSTM, additive attention": partial(AdditiveScores, hidden=DIM),
