@@ -222,6 +222,9 @@ class EncoderDecoder(nn.Module):
         ValueError: a decoder for no memory, or for one of another width.
     """
 
+    encoder: Any  # torch's stubs let no attribute of an unnamed module be called
+    decoder: Any
+
     @remember_options
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()

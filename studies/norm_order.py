@@ -5,6 +5,8 @@ The claim (Xiong et al. 2020): post-norm needs a warm-up, the more so the deeper
 
 from __future__ import annotations
 
+from typing import Any
+
 from runner import Study, main
 from torch import Tensor
 from training import error_rates, forward, last, smooth, toy, train, transformer
@@ -12,7 +14,7 @@ from training import error_rates, forward, last, smooth, toy, train, transformer
 from core import EncoderDecoder
 from vision.data import SequenceData
 
-DEPTHS, STEPS, LR = (2, 6, 12), 250, 2e-3
+DEPTHS, STEPS, LR = (2, 6, 12), 300, 2e-3
 
 
 def gradient(model: EncoderDecoder, data: SequenceData) -> float:
@@ -42,7 +44,7 @@ def run(study: Study) -> None:
                 per, _ = error_rates(model, data, batches=1 if study.quick else 0)
                 rows.append([order, depth, "yes" if warmup else "no", trained.end, per, ratio])
                 study.say(f"{order}-norm, {depth} + {depth} layers, warm-up {warmup:g}: loss {trained.end:.3f}")
-                style = {"linestyle": "-" if order == "pre" else "--", "color": f"C{DEPTHS.index(depth)}"}
+                style: dict[str, Any] = {"linestyle": "-" if order == "pre" else "--", "color": f"C{DEPTHS.index(depth)}"}
                 panel.plot(smooth(trained.losses), label=f"{order}, {depth}", **style)
         panel.set(xlabel="step", title=f"warm-up over {warmup:.0%} of the steps")
     axes[0].set_ylabel("training loss of a symbol")

@@ -6,6 +6,8 @@ nearly a choice, and choices pass little gradient on.
 
 from __future__ import annotations
 
+from typing import Any
+
 from runner import Study, main
 from training import entropy, error_rates, looks, smooth, spelling, train, transformer
 
@@ -30,7 +32,7 @@ def run(study: Study) -> None:
             even = [sum(map(entropy, seen.values())) / len(seen) for seen in (before, after)]
             rows.append([128 // heads, "yes" if scaled else "no", *even, trained.end, per, wer])
             study.say(f"heads of width {128 // heads}, scaled: {scaled}: PER {per:.1f} %")
-            style = {"linestyle": "-" if scaled else "--", "color": f"C{HEADS.index(heads)}"}
+            style: dict[str, Any] = {"linestyle": "-" if scaled else "--", "color": f"C{HEADS.index(heads)}"}
             axes.plot(smooth(trained.losses), label=f"width {128 // heads}{'' if scaled else ', not scaled'}", **style)
     axes.set(xlabel="step", ylabel="training loss of a symbol")
     axes.legend()

@@ -36,7 +36,7 @@ def toy(rule: Any, longest: int = 12, shortest: int = 4, pairs: int = 10_000, to
 
 def transformer(data: SequenceData, dim: int = 128, depth: int = 2, heads: int = 4, **options: Any) -> EncoderDecoder:
     """As many layers in the decoder as in the encoder."""
-    make = partial(dict, dim=dim, depth=depth, heads=heads, hidden=2 * dim, **{"dropout": 0.1, **options})
+    make: Any = partial(dict, dim=dim, depth=depth, heads=heads, hidden=2 * dim, **{"dropout": 0.1, **options})
     encoder = Encoder(len(data.vocabularies["source"]), **make())
     return EncoderDecoder(encoder, Decoder(len(data.vocabularies["target"]), memory_dim=dim, **make()))
 
@@ -63,9 +63,10 @@ def train(
     hard = [module for module in model.modules() if isinstance(module, Reinforce)]
     losses: list[float] = []
     loader, epoch, spent = data.train_dataloader(), 0, 0.0
+    sampler: Any = loader.sampler
     model.train()
     while len(losses) < steps:
-        loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        sampler.set_epoch(epoch)
         epoch += 1
         for source, (tokens, _) in loader:
             start = time.perf_counter()
