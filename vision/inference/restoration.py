@@ -38,7 +38,9 @@ def restore(
 
     A model may tell more of itself by attributes: `in_chans`; `scale`; `multiple`, of pixels, that its input's sides must
     be (the picture is mirrored up to it); and two methods, `stream(x, rows)`, which is `model(x)` in bounded memory, and
-    `stream_memory(shape, rows)`, the bytes that it takes.
+    `stream_memory(shape, rows)`, the bytes that it takes. With a `tile` it is run in tiles of this side unless `mode` or
+    `tile` say otherwise: a model that attends to the whole map has learned what maps of its training patches look like, and
+    does better on such (Chu et al. 2022, arXiv:2112.04491).
 
     Args:
         model: from `b c h w` to `b c h·scale w·scale`, values in 0..1. It runs where it is and in its precision.

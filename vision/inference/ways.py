@@ -25,7 +25,8 @@ class Way:
     """Runs a model on pictures `b c h w` in its channels and precision, both sides a multiple of `multiple`.
 
     Args:
-        model, mode, memory, tile, overlap: as `vision.restore`.
+        model, mode, memory, tile, overlap: as `vision.restore`. A `tile` of the model's own is what it restores best in, and
+            "auto" then means tiles of this side.
 
     Raises:
         UserError: the mode is not the model's, or memory, tile or overlap not enough.
@@ -35,6 +36,8 @@ class Way:
         self, model: nn.Module, mode: str, memory: int | str | None = None, tile: int | None = None, overlap: int | None = None
     ) -> None:
         self.model: Any = model  # with attributes of its own
+        if tile is None and mode in ("auto", "tile") and getattr(model, "tile", None):
+            mode, tile = "tile", self.model.tile
         self.mode, self.tile, self.overlap = mode, tile, overlap
         self.memory = None if memory is None else parse_memory(memory)
         self.multiple, self.scale = getattr(model, "multiple", 1), getattr(model, "scale", 1)

@@ -62,6 +62,8 @@ class Restoration(Task):
         final_lr: share of `lr` that the cosine ends at.
         clip: largest norm of the gradient; 0 is off. `trainer.gradient_clip_val` goes before it.
         protocol: of PSNR and SSIM; None is RGB, not rounded.
+        tile: side of the tiles that pictures are restored in, in measuring and later by `vision.restore`; None is whole pictures.
+            A model that attends to whole maps does better in tiles about as large as its training patches, see `vision.restore`.
     """
 
     kind = "restoration"
@@ -79,6 +81,7 @@ class Restoration(Task):
         final_lr: float = 0.0,
         clip: float = 1.0,
         protocol: Protocol | None = None,
+        tile: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model", "loss"])
@@ -86,6 +89,8 @@ class Restoration(Task):
         self.protocol = Protocol(**protocol) if isinstance(protocol, Mapping) else protocol or Protocol()
         self.hparams["protocol"] = asdict(self.protocol)
         self.take_model(model)
+        self.model.tile = tile
+        Way(self.model, "auto")  # refuses a tile that the model cannot work in
         if not 0 <= flat <= 1 - warmup:
             raise UserError(f"flat={flat:g} is a share of the steps after the warm-up, 0..{1 - warmup:g}; use 0 for none")
         self.channels: int | None = None
@@ -207,7 +212,13 @@ class Restoration(Task):
 
     def card(self) -> dict[str, Any]:
         """Plain values that rebuild the model and use it: see `vision.load_model`."""
-        return {**super().card(), "channels": self.channels, "scale": self.scale, "degradation": self.degradation}
+        return {
+            **super().card(),
+            "channels": self.channels,
+            "scale": self.scale,
+            "degradation": self.degradation,
+            "tile": self.hparams["tile"],
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)

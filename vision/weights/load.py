@@ -223,6 +223,8 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
     model.classes, model.preprocessing = classes if same else [], preprocessing
+    for name in {"tile", "degradation"} & set(card or ()):  # of a restorer
+        setattr(model, name, (card or {})[name])
     model.vocabularies, model.limits = from_card(card), dict((card or {}).get("limits") or {})
     return model.eval()
 

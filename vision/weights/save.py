@@ -54,7 +54,12 @@ def card_for(model: nn.Module) -> dict[str, Any]:
     card = {"format": 1, "model": describe(model)}
     if is_restorer(model):
         told = {"channels": getattr(model, "in_chans", None), "scale": int(getattr(model, "scale", 1))}
-        return {**card, "task": "restoration", **told, "degradation": str(getattr(model, "degradation", ""))}
+        told |= {"degradation": str(getattr(model, "degradation", "")), "tile": getattr(model, "tile", None)}
+        return {**card, "task": "restoration", **told}
+    if getattr(model, "vocabularies", None):
+        vocabularies: Any = model.vocabularies
+        plain = {side: vocabulary.plain() for side, vocabulary in vocabularies.items()}
+        return {**card, "task": "sequence", "vocabularies": plain, "limits": dict(getattr(model, "limits", {}))}
     used = {"classes": list(getattr(model, "classes", [])), "preprocessing": dict(getattr(model, "preprocessing", {}))}
     return {**card, "task": "classification", **used}
 

@@ -69,6 +69,11 @@ class Waves(LightningDataModule):
         return DataLoader([(noisy, name) for noisy, _, name in self.wholes], batch_size=None)
 
 
+def clipped(data: Waves) -> Waves:
+    data.wholes = [(noisy.clamp(0, 1), clean, name) for noisy, clean, name in data.wholes]
+    return data
+
+
 class Labelled(Waves):
     classes = ("a", "b")
 
@@ -176,6 +181,26 @@ def test_saved_weights_of_a_restorer_say_so(tmp_path) -> None:
     card = read(tmp_path / "model.safetensors").card
     assert card is not None
     assert (card["task"], card["channels"], card["scale"]) == ("restoration", 1, 1)
+
+
+def test_a_tile_travels_and_is_used_wherever_the_model_restores(tmp_path) -> None:
+    """A model that looks at whole maps does best on maps like its training patches (megvii-research/TLC)."""
+    task, data = Restoration(tiny(), tile=16), Waves()
+    trainer = train(task, data, tmp_path, max_steps=1)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    model = vision.load_model(tmp_path / "x.ckpt")
+    vision.save_weights(model, tmp_path / "model.safetensors")
+    x = torch.rand(3, 40, 20)
+    tiled = vision.restore(model, x, mode="tile", tile=16)
+    for source in ("x.ckpt", "model.safetensors"):
+        assert torch.equal(vision.restore(vision.load_model(tmp_path / source), x), tiled)
+    assert not torch.allclose(vision.restore(model, x, mode="whole"), tiled, atol=1e-6)
+    scores = [
+        psnr(vision.restore(model, noisy.clamp(0, 1), mode="tile", tile=16), clean) for noisy, clean, _ in clipped(data).wholes
+    ]
+    assert trainer.validate(task, clipped(data), verbose=False)[0]["val/psnr"] == pytest.approx(np.mean(scores), abs=1e-3)
+    with pytest.raises(UserError, match="tile=12 is not a multiple of 8"):
+        Restoration(tiny(), tile=12)
 
 
 def test_checkpoint_of_another_task_is_refused(tmp_path) -> None:
