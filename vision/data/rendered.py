@@ -92,7 +92,8 @@ class RenderedWords(LoadedData):
                 f"val_words={self.val_words}; take fewer, or words of other lengths"
             )
         train = shuffled[self.val_words :][: self.words or None]
-        self.parts = {"train": train, "val": shuffled[: self.val_words], "test": read["test"]}
+        mixed = [read["test"][i] for i in np.random.default_rng(0).permutation(len(read["test"]))]  # figures show the first ones
+        self.parts = {"train": train, "val": shuffled[: self.val_words], "test": mixed}
         self.longest = {"target": max(map(len, train))}
 
     def fitting(self, words: Any) -> list[str]:

@@ -232,8 +232,10 @@ class Sequence(Task):
     def tables(self) -> dict[str, Any]:
         """What the report of a test tells: examples, the wrong ones too."""
         wrong = [example for example in self.examples if example[1] != example[2]]
-        columns = ("source", "written", "target")
-        return {title: (columns, spread(rows, 15)) for title, rows in (("Examples", self.examples), ("Mistakes", wrong)) if rows}
+        first = 0 if "source" in self.vocabularies else 1  # of pictures there is nothing to write
+        columns = ("source", "written", "target")[first:]
+        shown = {"Examples": spread(self.examples, 15), "Mistakes": spread(wrong, 15)}
+        return {title: (columns, [row[first:] for row in rows]) for title, rows in shown.items() if rows}
 
     # Optimisation
 

@@ -88,6 +88,7 @@ def test_a_model_reads_after_training(tmp_path, unchecked):
     (measured,) = trainer.test(task, data, verbose=False)
     assert measured["test/per"] == 0
     assert [example[1:] for example in task.examples] == [("ill", "ill"), ("aaa", "aaa")]
+    assert task.tables() == {"Examples": (("written", "target"), [("ill", "ill"), ("aaa", "aaa")])}
     assert len(task.pictures) == 2
     figure = task.figures(trainer)["read"]
     assert [axes.get_title() for axes in figure.axes[:2]] == ["ill", "aaa"]
