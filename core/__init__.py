@@ -1,7 +1,7 @@
 """The parts: attention, positions, norms, feed-forward networks, blocks. Depends on torch and einops only."""
 
 from core.attention import Attention, CosineScores, QKNorm, attend, weigh
-from core.block import Block, CrossBlock, DropPath, LayerScale
+from core.block import Block, CrossBlock, DropPath, LayerScale, drop_path_rates
 from core.cache import KeyValueCache
 from core.channel import ChannelAttention
 from core.coordinates import grid, line, padded_line
@@ -86,6 +86,7 @@ __all__ = [
     "WindowAttention",
     "attend",
     "beam_search",
+    "drop_path_rates",
     "greedy",
     "grid",
     "line",

@@ -16,6 +16,17 @@ from core.norm import LayerNorm
 NormOrder = Literal["pre", "post", "residual_post"]
 
 
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Rates of `depth` blocks, growing linearly from 0 to `rate` (Huang et al. 2016, section 3).
+
+    Raises:
+        ValueError: `rate` is not in 0 <= rate < 1.
+    """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"drop_path_rate={rate} is not in 0 <= rate < 1; use e.g. 0.1")
+    return [rate * i / max(1, depth - 1) for i in range(depth)]
+
+
 class DropPath(nn.Module):
     """Drops the whole residual branch of a sample (stochastic depth, Huang et al. 2016), while training.
 

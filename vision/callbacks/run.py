@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,15 +82,21 @@ def test_command(trainer: Trainer) -> str | None:
 def with_checkpoint(command: str, path: Path, trainer: Trainer) -> str | None:
     """A command that goes on from a checkpoint with the config of its run; None when the run has no config to go on with."""
     has_config = (Path(trainer.default_root_dir) / "config.yaml").is_file()
-    return f"vision {command} --ckpt_path {shlex.quote(shown(path))}" if has_config and path.is_file() else None
+    return f"{program()} {command} --ckpt_path {shlex.quote(shown(path))}" if has_config and path.is_file() else None
 
 
 # task -> the command that uses its model; the weights follow
 USES = {
-    "classification": "vision classify PICTURE --weights",
-    "restoration": "vision restore PICTURE --output restored --weights",
-    "sequence": 'vision translate "TEXT" --weights',
+    "classification": "classify PICTURE --weights",
+    "restoration": "restore PICTURE --output restored --weights",
+    "sequence": 'translate "TEXT" --weights',
 }
+
+
+def program() -> str:
+    """How `vision` is called here: by its path where a virtual environment is used without being activated."""
+    called = Path(sys.argv[0])
+    return "vision" if shutil.which("vision") or called.name not in {"vision", "lightning"} else shlex.quote(shown(called))
 
 
 def use_command(trainer: Trainer, task: Any) -> str | None:
@@ -100,7 +108,7 @@ def use_command(trainer: Trainer, task: Any) -> str | None:
     use = USES.get(str(card.get("task")))
     if card.get("task") == "sequence" and "source" not in card.get("vocabularies", {}):
         use = None  # it reads pictures, not texts
-    return f"{use} {shlex.quote(shown(weights))}" if use and weights else None
+    return f"{program()} {use} {shlex.quote(shown(weights))}" if use and weights else None
 
 
 def clock(seconds: int | float) -> str:

@@ -87,7 +87,9 @@ def _read(file: Path) -> str:
         raise UserError(f"config {file} does not exist" + (f"; did you mean {guess}?" if guess else "")) from None
     except IsADirectoryError:
         raise UserError(f"config {file} is a folder; give a YAML file" + _configs_in(file)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"config {file} is not a text file; give a YAML file in UTF-8") from error
+    except OSError as error:
         raise UserError(f"config {file} cannot be read: {error}") from error
 
 

@@ -24,6 +24,7 @@ def to_device(model: Model, device: str | None) -> Model:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
-        told = str(error).splitlines()[0]
-        unknown = told.startswith("Expected one of")  # torch goes on with twenty names
-        raise UserError(f"--device {device}: {'use cpu, cuda, mps or xpu' if unknown else told}") from error
+        told = str(error).splitlines()[0].split(". ")[0].rstrip(".")  # torch goes on with advice about drivers
+        if told.startswith("Expected one of"):  # twenty names
+            raise UserError(f"--device {device}: no such kind; use cpu, cuda, mps or xpu") from error
+        raise UserError(f"--device {device}: {told}; use --device cpu") from error

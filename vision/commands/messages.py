@@ -15,7 +15,15 @@ SHORT_NAME_PACKAGES = ("vision.tasks", "vision.data", "vision.callbacks")
 
 NOISE = re.compile(r"Expected a path but|Does not validate against any|Expected a <class 'NoneType'>|^Subtypes:|^Errors:")
 CALLABLE = re.compile(r"Type \S.* expects a function or a callable class: ")
-TYPE_NAMES = {"NoneType": "null", "str": "text", "dict": "a mapping", "list": "a list", "bool": "true or false"}
+TYPE_NAMES = {
+    "float": "a number",
+    "int": "a whole number",
+    "NoneType": "null",
+    "str": "text",
+    "dict": "a mapping",
+    "list": "a list",
+    "bool": "true or false",
+}
 
 
 @dataclass
@@ -179,6 +187,8 @@ def no_module(found: re.Match[str], mistake: Mistake) -> str:
 def no_short_name(found: re.Match[str], mistake: Mistake) -> str:
     known = dict(short_names())
     guess = nearest(found[1], list(known))
+    if part := None if guess else nearest(found[1], importlib.import_module("core").__all__):
+        return f"{mistake.key}: no class {found[1]} is known by that short name; did you mean core.{part}?"
     also = (
         f"did you mean {guess} ({known[guess]}.{guess})?" if guess else f"use package.module.Class, or {', '.join(sorted(known))}"
     )
@@ -190,7 +200,18 @@ def wrong_class(found: re.Match[str], mistake: Mistake) -> str:
 
 
 def not_a_subclass(found: re.Match[str], mistake: Mistake) -> str:
-    return f"{mistake.key}: {found[1]} is not a {found[2]}"
+    kinds = kinds_of(found[2])
+    return f"{mistake.key}: {found[1]} is not a {found[2]}" + (f"; use core.{', core.'.join(kinds)}" if kinds else "")
+
+
+def kinds_of(name: str) -> list[str]:
+    """The parts of core that are of this class."""
+    core = importlib.import_module("core")  # not at the top: it brings torch, which a help does without
+    base = getattr(core, name, None)
+    if not isinstance(base, type):
+        return []
+    parts = {part: getattr(core, part) for part in core.__all__}
+    return [part for part, kind in parts.items() if isinstance(kind, type) and issubclass(kind, base) and kind is not base]
 
 
 def wrong_type(mistake: Mistake) -> str:

@@ -21,6 +21,8 @@ NO_TRAINING = (r"Be aware that when using `ckpt_path`, callbacks used to create 
 MESSAGES = (
     "💡 Tip",
     "GPU available: False",
+    "Detected KeyboardInterrupt",  # the command line says it in its own line
+    "An KeyboardInterrupt was raised",
     "TPU available",
     "HPU available",
     "Restored all states",

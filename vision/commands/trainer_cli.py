@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import re
 import signal
 import sys
 import tempfile
@@ -122,7 +123,8 @@ class TrainerCLI(LightningCLI):
             self.release()
             cause = constructor_error(error)
             if isinstance(cause, (MisconfigurationException, ValueError, RuntimeError)) and not isinstance(cause, UserError):
-                raise UserError(str(cause)) from cause
+                hint = "; use --trainer.accelerator auto or cpu" if "backend found" in str(cause) else ""
+                raise UserError(f"{str(cause).rstrip('!')}{hint}") from cause
             raise cause from cause.__cause__
         if self.folder:
             say(f"run folder: {self.folder}")
@@ -234,6 +236,8 @@ class TrainerCLI(LightningCLI):
     def explain_mismatch(self, error: RuntimeError) -> str:
         """One line for a checkpoint of another model than the config builds."""
         first = " ".join(str(error).splitlines()[1].split()) if "\n" in str(error) else str(error)
+        shapes = re.match(r"size mismatch for (\S+): .*?Size\((\[.*?\])\).*?Size\((\[.*?\])\)", first)
+        first = f"{shapes[1]} is {shapes[2]} there and {shapes[3]} here" if shapes else first
         path = self.resumed_from
         run = run_of(path) if path else None
         advice = f"use its own config: --config {run}/config.yaml" if run else "use the config it was trained with"

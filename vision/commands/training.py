@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -93,6 +94,7 @@ def run(command: str, args: Sequence[str] | dict[str, Any], *, run: bool = True)
     else:
         tests = "--no-test" not in args
         args = [arg for arg in args if arg != "--no-test" or command != "fit"]
+        refuse_without_value(args)
         args = with_run_config(args)
         configs = check_configs(args)
         words = {*scalars_in(configs), *(part for arg in args for part in arg.split("="))}
@@ -106,6 +108,17 @@ def run(command: str, args: Sequence[str] | dict[str, Any], *, run: bool = True)
     import_short_names(words)
     with quiet(training=command == "fit"):
         return TrainerCLI(command, args, configs=configs, run=run, test=tests)
+
+
+def refuse_without_value(args: Sequence[str]) -> None:
+    """The parser would name only the first part of the option.
+
+    Raises:
+        UserError: an option of a model, of data or of the trainer stands without its value.
+    """
+    for arg, after in itertools.pairwise([*args, "--"]):
+        if arg.startswith("--") and "." in arg and "=" not in arg and not arg.endswith(".help") and after.startswith("--"):
+            raise UserError(f"{arg} needs a value")
 
 
 def with_run_config(args: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from rich.progress import track
 from torch.utils.data import DataLoader
 
 from vision.data.augment import Augmentation, Mixing, hashed
-from vision.data.images import check_image, find_images, is_image_file, require_inside
+from vision.data.images import check_image, find_images, is_image_file, missing, require_inside
 from vision.data.loading import EpochSampler, EvaluationSampler, LoadedData, Loader, TrainingLoader
 from vision.data.pictures import FilePictures, MemoryPictures, Pictures, Training, convert_all, hold, statistics
 from vision.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, EvaluationTransform, Preprocessing
@@ -288,7 +288,8 @@ class ImageFolder(ClassificationData):
     def _folders(self) -> dict[str, Path]:
         """The folder of each split that has one; the root itself where there is no folder train with classes in it."""
         if not self.root.is_dir():
-            raise UserError(f"data folder {self.root} does not exist; give a folder with a sub-folder of pictures for each class")
+            hint = "give a folder with a sub-folder of pictures for each class"
+            raise UserError(f"data folder {self.root} {missing(self.root)}; {hint}")
         splits = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
         found = {split: [self.root / name for name in names if _subfolders(self.root / name)] for split, names in splits.items()}
         if len(found["val"]) > 1:

@@ -333,3 +333,8 @@ def _tag(picture: ImageFile.ImageFile, tag: int, default: Any) -> Any:
 def _line(error: BaseException) -> str:
     """The first 160 characters of an error's text on one line."""
     return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def missing(folder: Path) -> str:
+    """Why a path is no folder."""
+    return "is a file" if folder.exists() else "does not exist"

@@ -13,7 +13,7 @@ from rich.progress import track
 from vision.data.augment import hashed
 from vision.data.classification import check_fraction
 from vision.data.degradations import Degradation, GaussianNoise
-from vision.data.images import Header, find_images
+from vision.data.images import Header, find_images, missing
 from vision.data.pairing import Finding, Pair, find_pairs, mismatched, read_headers, read_list, summary, unreadable
 from vision.data.patches import Files, Wholes
 from vision.data.restoration import RestorationData, log
@@ -192,7 +192,7 @@ def split_folders(root: Path) -> dict[str, Path]:
         UserError: the root is no folder.
     """
     if not root.is_dir():
-        raise UserError(f"data folder {root} does not exist; give an existing folder with pictures")
+        raise UserError(f"data folder {root} {missing(root)}; give an existing folder with pictures")
     return {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
 
 

@@ -36,8 +36,9 @@ class Way:
         self, model: nn.Module, mode: str, memory: int | str | None = None, tile: int | None = None, overlap: int | None = None
     ) -> None:
         self.model: Any = model  # with attributes of its own
-        if tile is None and mode in ("auto", "tile") and getattr(model, "tile", None):
-            mode, tile = "tile", self.model.tile
+        own: Any = getattr(model, "tile", None)
+        if tile is None and own and mode in ("auto", "tile"):
+            mode, tile = "tile", own
         self.mode, self.tile, self.overlap = mode, tile, overlap
         self.memory = None if memory is None else parse_memory(memory)
         self.multiple, self.scale = getattr(model, "multiple", 1), getattr(model, "scale", 1)

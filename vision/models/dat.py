@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Attention, Block, LayerNorm, Mlp, RelativeTable, Site
+from core import Attention, Block, LayerNorm, Mlp, RelativeTable, Site, drop_path_rates
 from core.deformable import DeformableAttention, Reference
 from core.neighbourhood import NeighbourhoodAttention
 from core.options import remember_options
@@ -84,7 +84,7 @@ class DAT(Pyramid):
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (stages - 1)
         stem = stem or (OverlappingStem if convolutions else PatchEmbedding)
         self.stem, self.embed_norm = stem(in_chans, dim, patch_size), norm(dim)
-        rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
+        rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         make_block, make_ffn = (PerceptionBlock, ConvMlp) if convolutions else (Block, Mlp)
         self.stages = nn.ModuleList()
         for i, depth in enumerate(depths):

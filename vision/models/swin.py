@@ -10,7 +10,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site
+from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.block import NormOrder
 from core.options import remember_options
 from core.position import require_hooks
@@ -93,7 +93,7 @@ class Swin(Pyramid):
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
         windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
-        rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
+        rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         self.stages = nn.ModuleList()
         for i, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
             width, window, side = dim * 2**i, windows[i], math.ceil(img_size / (self.stem.reduction * 2**i))

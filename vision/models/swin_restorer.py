@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site
+from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.convolution import Conv3x3
 from core.options import remember_options
 from core.position import require_hooks
@@ -98,7 +98,7 @@ class SwinRestorer(nn.Module):
         if window_size < 2:
             raise ValueError(f"window_size={window_size} leaves a pixel nothing to look at; use 2 or more, such as 8")
         self.in_chans, self.scale, self.multiple = in_chans, scale, window_size
-        rates = (drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths)))
+        rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
 
         def block(shift: int) -> Block:
             place = position(Site(dim, heads, extent=(window_size, window_size)))

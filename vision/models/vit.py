@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, grid
+from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, drop_path_rates, grid
 from core.options import remember_options
 from vision.models.stem import PatchEmbedding, check_pictures
 
@@ -69,9 +69,10 @@ class ViT(nn.Module):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if min(img_size, depth, int(dim * mlp_ratio), reg_tokens + 1) < 1:
-            sizes = f"img_size={img_size}, depth={depth}, dim * mlp_ratio={dim * mlp_ratio:g}, reg_tokens={reg_tokens}"
-            raise ValueError(f"{sizes}: one is too small; use 1 or more (reg_tokens: 0 or more)")
+        sizes = {"img_size": img_size, "in_chans": in_chans, "dim": dim, "depth": depth, "heads": heads}
+        for name, size in {**sizes, "dim * mlp_ratio": int(dim * mlp_ratio), "1 + reg_tokens": 1 + reg_tokens}.items():
+            if size < 1:
+                raise ValueError(f"{name}={size} is too small; use 1 or more")
         check_pooling(global_pool, class_tokens)
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim
@@ -82,7 +83,6 @@ class ViT(nn.Module):
         self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))
         # One position for all blocks; a kind that only embeds has nothing to do there.
         in_blocks = Shared(self.position) if self.position.hooks - {"embed"} else None
-        rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.ModuleList(
             Block(
                 dim,
@@ -93,7 +93,7 @@ class ViT(nn.Module):
                 layer_scale=init_values,
                 dropout=drop_rate,
             )
-            for rate in rates
+            for rate in drop_path_rates(drop_path_rate, depth)
         )
         self.norm = norm(dim)
         self.checkpointing = False

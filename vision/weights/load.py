@@ -265,6 +265,8 @@ def check_options(model: type[nn.Module], options: Mapping[str, Any]) -> None:
     """Raises: UserError: an option that the model does not have, with the nearest one."""
     known = [name for name in inspect.signature(model).parameters if name != "self"]
     for name in options:
+        if name == "pretrained" and name not in known:
+            raise UserError(f"{model.__name__} has no option pretrained; use weights='timm' to download, or weights=FILE")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"

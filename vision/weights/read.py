@@ -76,6 +76,8 @@ def read(source: Source, *, ema: bool = True) -> Weights:
         return Weights(type(module).__name__, dict(module.state_dict()), module=module, config=config_of(module))
     if isinstance(source, Mapping):
         return from_mapping("the state dict", source, ema)
+    if not isinstance(source, (str, PathLike)):
+        raise UserError(f"weights {source!r} are no path, state dict or module; give one of them")
     path = locate(source)
     kind = kind_of(path)
     if kind == "safetensors":

@@ -401,7 +401,8 @@ def to_layout(model: ViT, layout: str) -> dict[str, Tensor]:
 
 def place(theirs: str, what: str, layout: str) -> str:
     if not theirs:
-        raise UserError(f"{layout}'s ViT has no place for {what}; use layout='timm' or 'vision'")
+        others = "'vision'" if layout == "timm" else "'timm' or 'vision'"
+        raise UserError(f"{layout}'s ViT has no place for {what}; use layout {others}")
     return theirs
 
 

@@ -120,7 +120,7 @@ def test_probabilities_do_not_depend_on_the_batch(capsys: pytest.CaptureFixture[
         ([], "PICTURE, --weights missing; vision classify --help tells how to use it"),
         (["a.png"], "--weights missing; vision classify --help tells how to use it"),
         (["a.png", "--weights", "w", "--topp=3"], "unknown option --topp; did you mean --top?"),
-        (["a.png", "--weight", "w"], "--weights missing;"),
+        (["a.png", "--weight", "w"], "unknown option --weight; did you mean --weights?"),
         (["a.png", "--weights", "w", "--top", "many"], "--top=many is not a number"),
         (["a.png", "--weights", "w", "--top", "0"], "--top: 0 is less than 1"),
         (["empty", "--weights", "w"], "empty holds no pictures (.jpg, .png, .webp, …); give a folder with pictures"),

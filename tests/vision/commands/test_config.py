@@ -53,11 +53,12 @@ def config(text: str) -> list[str]:
         (["--data.rot=1"], "unknown key data.rot (cli_dummies.TinyData has "),
         (["--data.noise.levle=1"], "unknown key data.noise.levle; did you mean data.noise.level?"),
         (["--data.noise={levle: 1}"], "unknown key data.noise.levle; did you mean data.noise.level?"),
-        (["--data.noise.level=loud"], "data.noise.level=loud is not float"),
-        (["--model.lr="], "model.lr='' is not float"),
-        (["--model.lr", "abc"], "model.lr=abc is not float"),
-        (["--model.net.width", "1.5"], "model.net.width=1.5 is not int"),
-        (["--trainer.max_epochs", "x"], "trainer.max_epochs=x is not int"),
+        (["--data.noise.level=loud"], "data.noise.level=loud is not a number"),
+        (["--model.lr="], "model.lr='' is not a number"),
+        (["--model.lr"], "--model.lr needs a value"),
+        (["--model.lr", "abc"], "model.lr=abc is not a number"),
+        (["--model.net.width", "1.5"], "model.net.width=1.5 is not a whole number"),
+        (["--trainer.max_epochs", "x"], "trainer.max_epochs=x is not a whole number"),
         (["--trainer.max_epochs"], "--trainer.max_epochs needs a value"),
         (["--trainer.precision", "17"], "trainer.precision=17 is not one of 64, 32, 16 or one of 'transformer-engine'"),
         (["--model.net", "os.system"], "model.net: os.system is refused"),
@@ -82,9 +83,9 @@ LR = "model: {class_path: cli_dummies.TinyTask, init_args: {net: cli_dummies.Tin
         ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in the config; did you mean trainer.max_epochs?"),
         ("trainr: {max_epochs: 3}", "unknown key trainr.max_epochs in the config; did you mean trainer.max_epochs?"),
         ("modle: {lr: 3}", "unknown key modle.lr in the config; did you mean model.lr?"),
-        ("trainer: {max_epochs: many}", "trainer.max_epochs=many is not int"),
+        ("trainer: {max_epochs: many}", "trainer.max_epochs=many is not a whole number"),
         ("model: {class_path: cli_dummies.TinyTask, init_args: {lrr: 3}}", "unknown key model.lrr; did you mean model.lr?"),
-        (LR % "fast", "model.lr=fast is not float"),
+        (LR % "fast", "model.lr=fast is not a number"),
         ("model: {class_path: cli_dummies.TinyTask}", "model.net is missing (cli_dummies.TinyTask needs it); give --model.net"),
         (NET % ("TinyNett", ""), "model.net: cli_dummies has no TinyNett; did you mean cli_dummies.TinyNet?"),
         (NET % ("TinyNet", "widht: 3"), "unknown key model.net.widht; did you mean model.net.width?"),
@@ -131,13 +132,14 @@ def test_a_mistake_in_a_constructor_is_one_line(capsys: pytest.CaptureFixture[st
     [
         (["core.Learned", "--model.model.position.sigma=3"], "unknown key {}.sigma (core.Learned has prefix, std)"),
         (["core.Learned", "--model.model.position.site=3"], "unknown key {}.site (core.Learned has prefix, std)"),
-        (["core.Rotary", "--model.model.position.base=abc"], "{}.base=abc is not float"),
-        (["core.LayerNorm"], "{}: core.LayerNorm is not a Position"),
+        (["core.Rotary", "--model.model.position.base=abc"], "{}.base=abc is not a number"),
+        (["Lerned"], "{}: no class Lerned is known by that short name; did you mean core.Learned?"),
+        (["core.LayerNorm"], "{}: core.LayerNorm is not a Position; use core.Alibi, core."),
     ],
 )
 def test_a_mistake_in_a_position_is_one_line(extra: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     task = ["--model=vision.tasks.Classification", "--model.model=vision.models.ViT", "--data=cli_dummies.TinyData"]
-    assert error_of(["fit", *task, "--model.model.position", *extra], capsys) == message.format("model.model.position")
+    assert error_of(["fit", *task, "--model.model.position", *extra], capsys).startswith(message.format("model.model.position"))
 
 
 def test_a_mistake_in_the_trainers_options_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

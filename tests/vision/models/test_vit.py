@@ -345,7 +345,7 @@ def test_microsoft_328_one_channel():
         ({"num_classes": -1}, r"num_classes=-1 is negative"),
         ({"patch_size": 0}, r"patch_size=0 is not positive; use e.g. 16"),
         ({"patch_size": 12, "stem": ConvStem}, r"patch_size=12 is not a power of two"),
-        ({"drop_path_rate": 1.5}, r"drop path rate=1.5 is not in 0 <= rate < 1"),
+        ({"drop_path_rate": 1.5}, r"drop_path_rate=1.5 is not in 0 <= rate < 1"),
     ],
 )
 def test_wrong_options_name_the_rule_and_the_fix(options, message):
