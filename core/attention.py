@@ -96,10 +96,9 @@ def attend(
         bias = bias[None] if bias.ndim == 3 else bias
         # Added: to fill the bias of all windows or rows in takes 10x as long.
         mask = bias if mask is None else bias + forbid(~mask, bias.dtype)
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
-    )
+    # Not a flag that is computed: it may be a symbol under torch.compile, which SDPA refuses.
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, **grouped)
 
 
 def and_causal(mask: Bool[Tensor, "..."] | None, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
