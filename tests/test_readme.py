@@ -47,7 +47,8 @@ def test_commands_run_in_order_on_a_few_batches(tmp_path: Path, monkeypatch: pyt
     for command in VISION:
         assert main([*command, *(few if command[0] == "fit" else [])]) == 0, command
     assert re.search(r"^.*my_shoe\.png.*\d ?%|^.*my_shoe\.png.*0\.\d", capsys.readouterr().out, flags=re.MULTILINE)
-    assert Image.open("restored/my_photo.png").size == (28, 28)
+    with Image.open("restored/my_photo.png") as restored:
+        assert restored.size == (28, 28)
 
 
 @pytest.mark.slow
