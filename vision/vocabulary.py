@@ -49,8 +49,6 @@ class Vocabulary:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.plain() == other.plain()
 
-    __hash__ = None  # type: ignore[assignment]
-
     def split(self, text: str) -> list[str]:
         """The symbols of a text."""
         text = unicodedata.normalize("NFC", text.lower() if self.lower else text)

@@ -179,10 +179,10 @@ def matching_names(family: str | None, options: Mapping[str, Any]) -> str:
 
     found = []
     for name, build in MODELS.items():
-        made = hints(build).get("return")
+        made: Any = hints(build).get("return")
         if getattr(made, "__name__", None) != family:
             continue
-        free = {"num_classes", "in_chans"} & set(signatures.signature(made).parameters)  # type: ignore[arg-type]
+        free = {"num_classes", "in_chans"} & set(signatures.signature(made).parameters)
         with torch.device("meta"):
             candidate: Any = build(**{key: options[key] for key in free if key in options})
         told, named = comparable(options), comparable(candidate.options)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import UInt
@@ -224,7 +224,7 @@ def _plugin(stream: IO[bytes], prefix: bytes, path: str | Path) -> ImageFile.Ima
             stream.seek(0)
             try:
                 # without the file's name: Pillow would map raw pixels into memory, and a TIFF's that are to be turned wrongly
-                return factory(stream, "")  # type: ignore[return-value]
+                return cast("ImageFile.ImageFile", factory(stream, ""))  # those of FORMATS all are
             except (SyntaxError, IndexError, TypeError, struct.error) as error:
                 raise ImageError(path, f"not a {name} file that can be read ({_line(error)})") from error
     raise ImageError(path, f"not a picture of a kind read here ({', '.join(FORMATS)})")

@@ -108,7 +108,7 @@ class TrainingLoader(Loader):
     place: tuple[int, int] = (0, 0)  # epoch, samples handed out
     resume: tuple[int, int] | None = None
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:  # type: ignore[override]  # as above
         sampler = self.sampler
         if not isinstance(sampler, EpochSampler):  # Lightning's overfit_batches puts in its own
             yield from super().__iter__()

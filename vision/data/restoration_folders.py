@@ -106,7 +106,8 @@ class PairedFolder(RestorationData):
     def _files(self, pairs: Sequence[Pair]) -> tuple[Files, Files]:
         """Clean and degraded."""
         root = Path(self.root or self.targets or Path(self.pairs).parent)
-        return tuple(Files([pair[i] for pair in pairs], root, self.channels) for i in (1, 0))  # type: ignore[return-value]
+        degraded, clean = (Files([pair[i] for pair in pairs], root, self.channels) for i in (0, 1))
+        return clean, degraded
 
     def _find(self) -> tuple[dict[str, list[Pair]], list[Finding]]:
         if self.pairs:

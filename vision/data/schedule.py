@@ -154,7 +154,7 @@ class StageSampler(EpochSampler):
         base = self.before(first)
         return bisect_left(range(self.num_samples), done, key=lambda i: self.before(first + i) - base)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:  # type: ignore[override]  # batches, not the samples that torch's annotation has
         first = self.epoch * self.taken
         for number in range(first + self._batches(self.start), first + self.num_samples):
             part, place = self.part(number), self.before(number)

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -120,7 +120,9 @@ class SequenceData(LoadedData, ABC):
     def state_dict(self) -> dict[str, int]:
         """The place in the training epoch, in batches of all processes, and how many batches it has."""
         place = super().state_dict()
-        return {**place, "batches": len(self._loader.dataset)} if self._loader is not None else place  # type: ignore[arg-type]
+        if self._loader is None:
+            return place
+        return {**place, "batches": len(cast("PairBatches", self._loader.dataset))}
 
 
 class PairsFile(SequenceData):

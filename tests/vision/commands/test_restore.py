@@ -83,13 +83,18 @@ def files(folder: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("model")
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize(
+    ("suffix", "channels", "dtype"),
+    [  # but gray with alpha in a TIFF of 16 bits, which Pillow does not read
+        (suffix, channels, dtype)
+        for suffix in ("png", "tif")
+        for channels in (1, 2, 3, 4)
+        for dtype in (np.uint8, np.uint16)
+        if (suffix, channels, dtype) != ("tif", 2, np.uint16)
+    ],
+)
 def test_issue_swinir_69_same_kind_and_depth(channels, dtype, suffix):
     """16 bits, gray and alpha come out as they went in; alpha itself is not restored."""
-    if (suffix, channels, dtype) == ("tif", 2, np.uint16):
-        pytest.skip("Pillow does not read such a file")
     image = picture(f"in/a.{suffix}", 21, 34, channels, dtype=dtype)
     assert run("in", "--output", "out") == 0
     restored = read_image(f"out/a.{suffix}", channels=None)

@@ -254,6 +254,6 @@ def test_downsampling_is_matlabs(scale: int, size: tuple[int, int]) -> None:
 )
 def test_mistakes_are_told_in_one_line(make: object, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        make()  # type: ignore[operator]
+        make()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -474,16 +474,23 @@ def test_raw_tiffs_are_turned_upright(tmp_path: Path, picture: Maker, orientatio
     assert read_header(tmp_path / "raw.tif")[:2] == image.shape[:2]
 
 
-@pytest.mark.parametrize("suffix", ["png", "tif", "jpg", "webp", "bmp", "gif"])
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])
+# suffix -> the modes that Pillow writes to it
+WRITTEN = {
+    "png": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "tif": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"),
+    "jpg": ("1", "L", "RGB", "CMYK"),
+    "webp": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"),
+    "bmp": ("1", "L", "P", "RGB", "RGBA"),
+    "gif": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+}
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [(suffix, mode) for suffix, modes in WRITTEN.items() for mode in modes])
 def test_a_header_tells_what_reading_gives(tmp_path: Path, mode: str, suffix: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     file = tmp_path / f"a.{suffix}"
-    try:
-        Image.new(mode, (7, 5)).save(file, exif=exif)
-    except (OSError, ValueError):
-        pytest.skip("Pillow writes no such file")
+    Image.new(mode, (7, 5)).save(file, exif=exif)
     image, header = read_image(file, channels=None), read_header(file)
     assert (header.height, header.width, header.channels, header.bits) == (*image.shape, 8 * image.dtype.itemsize)
 

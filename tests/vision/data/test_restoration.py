@@ -46,7 +46,7 @@ def embedded(**options: Any) -> EmbeddedPhotos:
 
 def epoch(data: RestorationData, number: int = 0) -> list[tuple[Tensor, Tensor]]:
     loader = data.train_dataloader()
-    loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
+    loader.sampler.set_epoch(number)
     return list(loader)
 
 
@@ -228,7 +228,7 @@ def test_two_processes_share_each_stage(accumulation: int) -> None:
 
     def part(rank: int, world: int, accumulation: int) -> EmbeddedPhotos:
         data = EmbeddedPhotos(stages=stages, patches_per_picture=4)
-        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(
             global_rank=rank, world_size=world, num_devices=world, strategy=SimpleNamespace(root_device=torch.device("cpu")),
             max_steps=4, max_epochs=None, accumulate_grad_batches=accumulation, limit_train_batches=1.0,
         )  # fmt: skip

@@ -378,8 +378,8 @@ def test_classical_denoisers_stand_beside_the_model(tmp_path, monkeypatch) -> No
     skimage = pytest.importorskip("skimage.restoration")
     pytest.importorskip("pywt")
     fake = types.ModuleType("bm3d")
-    fake.bm3d_rgb = lambda noisy, sigma: np.full_like(noisy, sigma)  # type: ignore[attr-defined]
-    fake.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+    fake.bm3d_rgb = lambda noisy, sigma: np.full_like(noisy, sigma)
+    fake.__spec__ = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "bm3d", fake)
     task, data = Restoration(Enlarger()), Waves()
     quiet(trainer_in(tmp_path, callbacks=[Baselines()]).test, task, data, verbose=False)
