@@ -97,7 +97,14 @@ class Task(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         groups = self.parameter_groups()
         self.decays = [group["weight_decay"] for group in groups]
-        return torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=tuple(self.hparams.get("betas", (0.9, 0.999))))
+        betas = tuple(self.hparams.get("betas", (0.9, 0.999)))
+        return torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=betas, fused=self.may_fuse())
+
+    def may_fuse(self) -> bool:
+        """One kernel for all parameters: the step of a small model in a fifth of the time. Not with mixed precision, where
+        Lightning clips no gradients of a fused optimizer, because it could undo a loss scale by itself."""
+        known = {parameter.device.type for parameter in self.parameters()} <= {"cpu", "cuda"}
+        return known and (self._trainer is None or not self.trainer.precision.endswith("-mixed"))
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         """Sets the learning rate of the coming optimizer step.
