@@ -91,7 +91,7 @@ def percent(text: str) -> int:
 
 
 def load(weights: Path, device: str | None) -> nn.Module:
-    """The model on the device; prints what its weights have to say, such as a licence.
+    """The model on the device; prints what its weights have to say, such as a licence, and what they were trained on.
 
     Raises:
         UserError: the file holds no restorer, or there is no such device.
@@ -109,6 +109,8 @@ def load(weights: Path, device: str | None) -> nn.Module:
         raise UserError(f"{weights}: {type(model).__name__} takes no pictures; give the weights of a restorer such as Restormer")
     for note in getattr(getattr(model, "weights_report", None), "notes", []):
         print(f"note: {note}", file=sys.stderr)
+    if degradation := getattr(model, "degradation", ""):  # weights for other damage give a picture too, and no error
+        print(f"note: {weights} was trained on: {degradation}", file=sys.stderr)
     return to_device(model, device)
 
 

@@ -126,6 +126,8 @@ def describe(file: Path) -> dict[str, str]:
         found["input"] = input_of(options, card)
     elif problem:
         found["size"] = problem
+    if degradation := (card or {}).get("degradation"):
+        found["trained on"] = str(degradation)
     found["layout"] = f"{layout.name if layout else 'its own names'}{kind_of_file(source, card)}"
     if source.is_average:
         found["holds"] = "averaged and raw weights (convert takes --ema or --raw)"

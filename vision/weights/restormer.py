@@ -88,7 +88,7 @@ def options_of(converted: Converted) -> dict[str, Any]:
     """Options that build a Restormer for these weights.
 
     Raises:
-        UserError: a part that tells sizes is missing, or hidden channels that follow no ratio.
+        UserError: a part that tells sizes is missing, results that are no pictures, or hidden channels that follow no ratio.
     """
     state = converted.state
     missing = [name for name in ("embed.weight", "output.weight", "latent.0.attention.qkv.weight") if name not in state]
@@ -98,12 +98,18 @@ def options_of(converted: Converted) -> dict[str, Any]:
             "they are no whole Restormer"
         )
     dim, in_chans = state["embed.weight"].shape[:2]
+    out_chans = state["output.weight"].shape[0]
     levels = ("encoder.0", "encoder.1", "encoder.2", "latent")
     dual_pixel = "skip.weight" in state
+    if not dual_pixel and in_chans != out_chans:
+        raise UserError(
+            f"the weights make {out_chans} channels of {in_chans}, which cannot be added to the picture as Restormer's result "
+            "is; they are of another model, use the library they come from"
+        )
     hidden = [(t.shape[0], t.shape[1]) for name, t in state.items() if name.endswith("ffn.down.weight")]
     return {
         "in_chans": in_chans,
-        "out_chans": state["output.weight"].shape[0],
+        "out_chans": out_chans,
         "dim": dim,
         "depths": [depth(state, level) for level in levels],
         "refinement": depth(state, "refinement"),

@@ -361,6 +361,18 @@ def test_issues_nafnet_38_176_and_restormer_16_weights_of_another_task(build, te
     assert not Path("out").exists()
 
 
+def test_issues_nafnet_38_176_and_restormer_39_weights_for_other_damage_tell_theirs(capsys):
+    """They make a picture too, and no error: what they were trained on travels in the file and is told."""
+    model = Restormer(**TINY)
+    model.degradation = "rain, density 0.02"
+    vision.save_weights(model, "rain.safetensors")
+    picture("a.png", 16, 16, 3)
+    assert main(["restore", "a.png", "--weights", "rain.safetensors", "--output", "out", "--device=cpu"]) == 0
+    assert capsys.readouterr().err == "note: rain.safetensors was trained on: rain, density 0.02\n"
+    assert main(["weights", "inspect", "rain.safetensors"]) == 0
+    assert "trained on: rain, density 0.02" in capsys.readouterr().out
+
+
 def test_too_little_memory_says_the_least_that_works(use, capsys):
     """Of that picture: a smaller one is restored."""
     use(Restormer(**TINY))

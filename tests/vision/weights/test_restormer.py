@@ -76,6 +76,13 @@ def test_issue_restormer_108_channels_are_told_by_the_file():
         vision.load_weights(Restormer(**SMALL | {"depths": (1, 2, 1, 2)}), published("dualpixel"))
 
 
+def test_issue_spandrel_288_a_relative_of_other_results_is_told_before_it_is_run(tmp_path):
+    """Its file loaded, and the first picture ended in an error of shapes: 31 spectral bands do not add to three colours."""
+    torch.save({"params": published("withbias") | {"output.weight": torch.zeros(31, 8, 3, 3)}}, tmp_path / "bands.pth")
+    with pytest.raises(UserError, match=r"^bands.pth: the weights make 31 channels of 3, which cannot be added to the picture"):
+        vision.load_model(tmp_path / "bands.pth")
+
+
 @pytest.mark.parametrize("dim", [24, 48, 64])
 @pytest.mark.parametrize("ratio", [1, 2, 2.5, 2.66, 8 / 3, 4])
 def test_ratio_is_found(dim, ratio):
