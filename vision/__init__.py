@@ -12,6 +12,7 @@ _HOMES = {
     "list_models": "vision.models.names",
     "load_model": "vision.weights",
     "load_weights": "vision.weights",
+    "optimize": "vision.folding",
     "restore": "vision.inference",
     "save_weights": "vision.weights",
 }
