@@ -6,7 +6,7 @@ an axis that is shorter than the kernel it is the whole axis: nothing is padded.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -36,9 +36,14 @@ class Tiles(NamedTuple):
     mask: Bool[Tensor, "tiles q k"]
 
 
-def cut(size: tuple[int, int], kernel: int, tile: int, device: torch.device) -> Tiles:
-    """The tiles of a map of `size`, `tile` tokens a side; with 1 each query has its own keys and the mask hides none."""
-    rows, columns = (cut_axis(side, kernel, tile, device) for side in size)
+def cut(size: tuple[int, int], kernel: int, tile: int, device: torch.device, *, fit: bool) -> Tiles:
+    """The tiles of a map of `size`, `tile` tokens a side; with 1 that fits each query has its own keys, the mask hides none.
+
+    Args:
+        fit: make tiles no larger than a small map. Without it the map's size decides no shape but the number of tiles,
+            so that a compiler needs one program for all sizes.
+    """
+    rows, columns = (cut_axis(side, kernel, min(tile, side) if fit else tile, device, fit=fit) for side in size)
     width = size[1]
 
     def crossed(row: Tensor, column: Tensor) -> Tensor:
@@ -62,15 +67,17 @@ def cut(size: tuple[int, int], kernel: int, tile: int, device: torch.device) -> 
     )
 
 
-def cut_axis(side: int, kernel: int, tile: int, device: torch.device) -> Tiles:
-    """The same along one axis."""
-    tile, kernel_here = min(tile, side), min(kernel, side)
-    reach = min(tile + kernel - 1, side)
-    first = torch.arange(0, side, tile, device=device)[:, None]
+def cut_axis(side: int, kernel: int, tile: int, device: torch.device, *, fit: bool) -> Tiles:
+    """The same along one axis; keys that stick out repeat the last token, unseen."""
+    reach = min(tile + kernel - 1, side) if fit else tile + kernel - 1
+    # Compilers make a program of its own for one tile; a second one that nobody reads saves that.
+    tiles = torch.sym_max((side + tile - 1) // tile, 1 if fit else 2)
+    first = tile * torch.arange(tiles, device=device)[:, None]
     queries = (first + torch.arange(tile, device=device)).clamp(max=side - 1)
-    keys = (first - kernel // 2).clamp(0, side - reach) + torch.arange(reach, device=device)
-    start = (queries - kernel // 2).clamp(0, side - kernel_here)[:, :, None]
-    seen = (keys[:, None] >= start) & (keys[:, None] < start + kernel_here)
+    places = (first - kernel // 2).clamp(0, torch.sym_max(side - reach, 0)) + torch.arange(reach, device=device)
+    start = (queries - kernel // 2).clamp(0, torch.sym_max(side - kernel, 0))[:, :, None]
+    seen = (places[:, None] >= start) & (places[:, None] < start + kernel) & (places[:, None] < side)
+    keys = places.clamp(max=side - 1)
     apart = (keys[:, None] - queries[:, :, None]).clamp(1 - kernel, kernel - 1) + kernel - 1
     return Tiles(queries, keys, torch.arange(side, device=device), apart, seen)
 
@@ -78,7 +85,7 @@ def cut_axis(side: int, kernel: int, tile: int, device: torch.device) -> Tiles:
 @lru_cache(maxsize=64)
 def kept(size: tuple[int, int], kernel: int, tile: int, device: torch.device) -> Tiles:
     with torch.inference_mode(False):  # training may use it next
-        return cut(size, kernel, tile, device)
+        return cut(size, kernel, tile, device, fit=True)
 
 
 class NeighbourhoodAttention(nn.Module):
@@ -113,13 +120,14 @@ class NeighbourhoodAttention(nn.Module):
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         size = (x.shape[1], x.shape[2])
         compiling = torch.compiler.is_compiling() or type(x) is not Tensor
-        tiles = (cut if compiling else kept)(size, self.kernel, self.tile, x.device)
+        make = partial(cut, fit=False) if compiling else kept
+        tiles = make(size, self.kernel, self.tile, x.device)
         q, k, v = self.qkv(x.flatten(1, 2)).chunk(3, dim=-1)
         q, k, v = self.choose(q, tiles.queries), self.choose(k, tiles.keys), self.choose(v, tiles.keys)
         # Tiles stand beside the heads, so that bias and mask are shared by the batch.
         bias = look_up(self.table.flatten(1), tiles.apart).transpose(0, 1).flatten(0, 1)
         mask = tiles.mask[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)[None]
-        y = attend(q, k, v, bias=bias, mask=None if self.tile == 1 else mask)
+        y = attend(q, k, v, bias=bias, mask=None if self.tile == 1 and not compiling else mask)
         y = rearrange(y, "b (t heads) n e -> b (t n) (heads e)", heads=self.heads)
         return self.out(y.index_select(1, tiles.inverse)).unflatten(1, size)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -98,6 +100,27 @@ def test_one_way_is_what_the_table_says():
 def test_core_needs_torch_einops_and_jaxtyping_only(path):
     outside = {name.split(".")[0] for name in imported(path)} - {"core", "torch", "einops", "jaxtyping", "__future__"}
     assert not outside - sys.stdlib_module_names
+
+
+def is_there(name: str) -> bool:
+    """A module, or what a module holds."""
+    module, _, held = name.rpartition(".")
+    if not module:
+        return importlib.util.find_spec(name) is not None
+    found = importlib.import_module(module) if is_there(module) else None
+    return hasattr(found, held) or (hasattr(found, "__path__") and importlib.util.find_spec(name) is not None)
+
+
+def test_issues_basicsr_649_663_all_that_is_imported_is_there():
+    """Newer torchvisions have no `transforms.functional_tensor`: BasicSR #649, #663, pull requests #624, #667, #748.
+
+    Also what is imported within functions, of the packages that are installed.
+    """
+    names = {name for path in FILES for name in imported(path)} - {"__future__.annotations"}
+    installed = {name for name in names if importlib.util.find_spec(name.split(".")[0]) is not None}
+    assert {"torch", "torchvision", "timm", "lightning", "core", "vision"} <= {name.split(".")[0] for name in installed}
+    assert [name for name in sorted(installed) if not is_there(name)] == []
+    assert not is_there("torchvision.transforms.functional_tensor.rgb_to_grayscale")
 
 
 # Calls that turn scores into weights. A task may take the softmax of logits (probabilities of classes), a model may not.

@@ -112,7 +112,8 @@ def test_issue_swinir_146_and_restormer_29_a_bound_is_kept(model):
     x = torch.rand(1, 3, 150, 121)
     for allowed in ("3MB", "5MB", "20MB"):
         way = ways.Way(model.eval(), "auto", allowed)
-        way.need(x)  # measures the model
+        with torch.inference_mode():
+            way.need(x)  # measures the model
         with torch.inference_mode(), Peak([x, *model.parameters()]) as peak:
             way(nn.functional.pad(x, (0, 7, 0, 2)))
         assert peak.most <= parse_memory(allowed)
@@ -202,6 +203,26 @@ def test_issue_spandrel_163_bfloat16_model_and_float_picture(perturbed):
             restored = vision.restore(model.to(dtype), x, mode=mode)
             assert restored.dtype == torch.float32
             assert (restored - expected).square().mean() < 1e-4  # 40 dB
+
+
+def test_issue_spandrel_32_one_bad_pixel_is_no_picture():
+    """In float16 bright places may overflow and come out as black blotches (stable-diffusion-webui #14500 too)."""
+
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((3, 1, 1), 1000.0))
+
+        def forward(self, x):
+            return (x * self.weight) ** 2 / self.weight**2
+
+    image = torch.full((3, 70, 90), 0.1)
+    image[1, 40, 50] = 1.0
+    for mode in ("whole", "tile"):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert vision.restore(Squares().to(dtype), image, mode=mode)[1, 40, 50] > 0.9
+        with pytest.raises(UserError, match=r"Squares gave NaN or infinity in float16; use model.float\(\), or bfloat16"):
+            vision.restore(Squares().half(), image, mode=mode)
 
 
 def test_black_or_broken_results_are_no_pictures(model):

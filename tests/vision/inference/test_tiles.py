@@ -75,7 +75,8 @@ def test_issue_nafnet_4_and_swinir_69_no_blocks_and_no_mesh(within, mode):
 
 
 def test_a_model_that_looks_far_changes_smoothly():
-    """Each tile has a brightness of its own; the picture shows ramps, and no step greater than theirs."""
+    """Each tile has a brightness of its own; the picture shows ramps, and no step greater than theirs (megvii-research/TLC #16:
+    local statistics show as blocks)."""
     levels = iter(torch.linspace(0, 1, 9))
     y = by_tiles(lambda tile: torch.full_like(tile, next(levels).item()), torch.zeros(1, 1, 160, 160), tile=64, overlap=16)
     for axis in (-1, -2):

@@ -18,9 +18,7 @@ def tiny(plus: bool) -> DAT:
 
 @pytest.mark.compile
 @pytest.mark.slow
-@pytest.mark.parametrize(  # DAT++ falls short of the rule: `cut_axis` is another program for maps smaller than its tile
-    "plus", [False, pytest.param(True, marks=pytest.mark.xfail(reason="5 compilations: maps smaller than a tile", strict=True))]
-)
+@pytest.mark.parametrize("plus", [False, True])
 def test_seven_sizes_are_one_graph_each_and_at_most_three_compilations(plus, perturbed, within):
     """As pytorch/pytorch #121637 for Swin: a compiled model failed, or was compiled again, at each size."""
     from torch._dynamo.testing import CompileCounterWithBackend

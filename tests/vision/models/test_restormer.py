@@ -200,6 +200,7 @@ def test_issue_restormer_104_large_pictures_take_bounded_memory():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_issue_hit_sr_1_half_precision_is_no_black_picture(perturbed, dtype):
+    """XiangZ-0/HiT-SR #1, BasicSR #477."""
     model = perturbed(Restormer(**SMALL, norm=BiasFreeNorm)).eval()
     x = torch.rand(1, 3, 48, 40)
     with torch.no_grad():
@@ -218,6 +219,20 @@ def test_autocast_trains(perturbed):
     with torch.autocast("cpu", torch.bfloat16):
         (model(x) - x).abs().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("norm", [LayerNorm, BiasFreeNorm])
+def test_issue_basicsr_704_half_precision_saves_memory(norm):
+    """Mixed precision did not lower the memory of a training step; the parts that stay in float32 must be the few."""
+    model, x, most = Restormer(**SMALL, norm=norm), torch.rand(1, 3, 48, 48), []
+    for is_on in (False, True):
+        with Peak([x, *model.parameters()]) as count:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                loss = (model(x) - x).abs().mean()
+            loss.backward()
+        most.append(count.most)
+        model.zero_grad()
+    assert most[1] < 0.7 * most[0]
 
 
 def test_checkpointed_gradients_are_the_same(perturbed):
