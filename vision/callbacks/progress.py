@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rich.progress
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
@@ -138,16 +139,16 @@ class Progress(ProgressBar):
         self.evaluated(trainer, batch, batch_idx, trainer.num_predict_batches[dataloader_idx])
 
     def evaluated(self, trainer: Trainer, batch: Any, batch_idx: int, batches: int | float) -> None:
-        if not self.enabled or trainer.sanity_checking:
+        if trainer.sanity_checking:
             return
-        self.samples += count(batch) * trainer.world_size
-        if not self.is_due():
+        self.samples += count(batch)
+        if not self.enabled or not self.is_due():
             return
         if trainer.state.fn == TrainerFn.FITTING:
             running = 1 - (batch_idx + 1) / batches if math.isfinite(batches) else 0.0
             self.draw(f"{epoch_of(trainer)} val  ", batch_idx + 1, batches, self.training_words(trainer, running))
         else:
-            speed = self.samples / (time.monotonic() - self.started)
+            speed = self.samples * trainer.world_size / (time.monotonic() - self.started)
             self.draw(getattr(trainer.state.fn, "value", ""), batch_idx + 1, batches, f"{speed:,.0f} {self.unit}/s")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,7 +169,9 @@ class Progress(ProgressBar):
         self.stop()
         seconds = time.monotonic() - self.started
         name = getattr(trainer.state.fn, "value", "")
-        self.print(f"{name}: {self.samples:,} {self.unit} in {clock(seconds)} ({self.samples / seconds:,.0f} {self.unit}/s)")
+        own = torch.tensor(self.samples, device=trainer.strategy.root_device)
+        samples = int(trainer.strategy.reduce(own, reduce_op="sum"))  # shares differ by the last batches
+        self.print(f"{name}: {samples:,} {self.unit} in {clock(seconds)} ({samples / seconds:,.0f} {self.unit}/s)")
 
     # The bar
 

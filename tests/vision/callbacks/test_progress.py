@@ -136,6 +136,15 @@ def test_only_the_first_process_prints(task, data, trainer, bar):
     assert text(shown) == ""
 
 
+def test_the_pictures_of_all_processes_are_counted_not_the_first_ones_times_their_number(task, data, trainer, bar, monkeypatch):
+    """Their shares differ: one of 2 processes had 1,100 of 2,000 sequences, and 2,200 were told."""
+    shown, module = bar(terminal=False), task()
+    run = trainer(shown, enable_progress_bar=True)
+    monkeypatch.setattr(run.strategy, "reduce", lambda own, reduce_op: own + 20)  # what another process has seen
+    run.validate(module, datamodule=data(), verbose=False)
+    assert re.fullmatch(r"validate: 44 pictures in .*", text(shown).splitlines()[-1])
+
+
 @pytest.mark.parametrize("stage", ["validate", "predict"])
 def test_other_stages(task, data, trainer, bar, stage):
     shown, module = bar(terminal=True), task()
