@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "translate": ("write the target of each line of text, with a checkpoint", "vision.commands.translate:translate"),
     "check-data": ("find what is wrong with a folder of pictures", "vision.commands.check_data:check_data"),
     "models": ("list the models by name", "vision.commands.models:models"),
+    "bench": ("time ours against timm, torchvision, transformers and others", "vision.commands.bench:bench"),
     "weights": ("tell what a file of weights holds, or convert it", "vision.commands.weights:weights"),
 }
 

@@ -1,0 +1,64 @@
+"""Restormer against the published code, which is non-commercial and comes with the bench extra only, or where that is not
+installed against a plain transcription of the paper; with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor, nn
+
+import vision
+from core import BiasFreeNorm, LayerNorm
+from vision.bench.contest import Contest, Plan, Setting, Side, grow, like
+from vision.bench.peers import imports
+from vision.bench.peers.restormer import PlainRestormer
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"dim": 8, "depths": (1, 1, 1, 1), "refinement": 1, "heads": (1, 2, 2, 4)},
+    "restormer": {"dim": 48, "depths": (4, 6, 6, 8), "refinement": 4, "heads": (1, 2, 4, 8)},
+}
+PUBLISHED = "spandrel_extra_arches"
+
+
+def settings(plan: Plan) -> Iterator[Setting]:
+    if plan.tiny:
+        yield from grow("restormer", "tiny", plan, sizes=[16])
+        return
+    yield from grow("restormer", "restormer", plan, sizes=[128, 256, 512], batches=(1,))
+    yield from grow("restormer", "restormer, bias-free norm", plan, sizes=[128], batches=(1,))
+
+
+def contest(setting: Setting) -> Contest:
+    name, _, other = setting.name.partition(", ")
+    sizes, bias = SIZES[name], not other
+    sides = {"vision": Side(partial(ours, bias, sizes), partial(restored, setting))}
+    notes = []
+    if find_spec(PUBLISHED):
+        sides["published"] = Side(partial(published, bias, sizes), partial(restored, setting), lend=vision.load_weights)
+    else:
+        notes.append(f"{PUBLISHED} is not installed (pip install 'vision-core[bench]'): a plain transcription stands for it")
+    sides["transcription"] = Side(
+        partial(PlainRestormer, **sizes, bias=bias), partial(restored, setting), lend=vision.load_weights
+    )
+    target = {"inference, fp32": 2.0, "training, fp32": 1.5}.get(setting.how)
+    peer = list(sides)[1]
+    return Contest(setting, sides, units=setting.batch, targets={} if target is None else {peer: target}, notes=notes)
+
+
+def restored(setting: Setting, module: nn.Module) -> Tensor:
+    return module(like(setting.picture(), module))
+
+
+def ours(bias: bool, sizes: dict[str, Any]) -> nn.Module:
+    return vision.models.Restormer(**sizes, norm=LayerNorm if bias else BiasFreeNorm)
+
+
+def published(bias: bool, sizes: dict[str, Any]) -> nn.Module:
+    """The published class, built from the names and shapes of a state dict."""
+    with imports():
+        from spandrel_extra_arches.architectures.Restormer import RestormerArch
+
+    return RestormerArch().load(PlainRestormer(**sizes, bias=bias).state_dict()).model

@@ -1,0 +1,45 @@
+"""What a measurement ran on: the processor, the versions, the date."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("vision-core", "torch", "torchvision", "timm", "transformers", "x-transformers", "spandrel_extra_arches")
+
+
+def describe(threads: int, device: str) -> dict[str, Any]:
+    found = {
+        "processor": processor(),
+        "processors": os.cpu_count(),
+        "threads": threads,
+        "system": f"{platform.system()} {platform.machine()}",
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        "device": device,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()} | {name: tell(name) for name in PACKAGES},
+    }
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def processor() -> str:
+    """Its name, as far as the system tells."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()
+
+
+def tell(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
