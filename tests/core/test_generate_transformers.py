@@ -8,6 +8,7 @@ from torch import nn
 from transformers import BartConfig, BartForConditionalGeneration
 
 from core import AveragePenalty, Decoder, Encoder, EncoderDecoder, Learned, beam_search, greedy
+from vision.bench.cases.generation import from_bart
 
 PAD, START, STOP = 1, 3, 2
 SYMBOLS, WIDTH, DEPTH, HEADS, HIDDEN, PLACES = 13, 16, 2, 4, 24, 20
@@ -35,30 +36,6 @@ def both(perturbed):
     ours = EncoderDecoder(encoder, Decoder(SYMBOLS, WIDTH, DEPTH, HEADS, HIDDEN, PLACES, WIDTH, tied=False, **options)).eval()
     ours.load_state_dict(from_bart(theirs))
     return ours, theirs
-
-
-def from_bart(theirs):
-    state = theirs.model.state_dict()
-    found = {"decoder.output.weight": theirs.lm_head.weight.detach()}
-    for side in ("encoder", "decoder"):
-        found[f"{side}.embedding.weight"] = state[f"{side}.embed_tokens.weight"]
-        found[f"{side}.position.table"] = state[f"{side}.embed_positions.weight"][2:]  # Bart counts places from 2
-        for i in range(DEPTH):
-            names = [("self_attn", "attention", "norm1"), ("encoder_attn", "cross_attention", "norm2")]
-            for (old, new, norm), end in ((name, end) for name in names for end in ("weight", "bias")):
-                if old == "encoder_attn" and side == "encoder":
-                    continue
-                q, k, v, out = (state[f"{side}.layers.{i}.{old}.{part}_proj.{end}"] for part in ("q", "k", "v", "out"))
-                place = f"{side}.blocks.{i}.{new}"
-                parts = {"qkv": [q, k, v]} if new == "attention" else {"q": [q], "kv": [k, v]}
-                found |= {f"{place}.{part}.{end}": torch.cat(several) for part, several in parts.items()}
-                found[f"{place}.out.{end}"] = out
-                found[f"{side}.blocks.{i}.{norm}.{end}"] = state[f"{side}.layers.{i}.{old}_layer_norm.{end}"]
-            last = "norm2" if side == "encoder" else "norm3"
-            for old, new in (("fc1", "ffn.up"), ("fc2", "ffn.down"), ("final_layer_norm", last)):
-                for end in ("weight", "bias"):
-                    found[f"{side}.blocks.{i}.{new}.{end}"] = state[f"{side}.layers.{i}.{old}.{end}"]
-    return found
 
 
 @pytest.fixture

@@ -60,5 +60,5 @@ def product_rate(precision: str, device: str, size: int = 1024, repeats: int = 5
     """FLOP a second of a product of two square matrices, the best of a few."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    times = interleave({"product": lambda: a @ b}, repeats, seconds=60, finish=finisher(device))
+    times = interleave({"product": lambda: a @ b}, repeats, seconds=60.0, finish=finisher(device))
     return 2 * size**3 / min(times["product"])

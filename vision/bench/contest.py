@@ -109,7 +109,7 @@ class Contest:
     tolerance: float = 1e-5
     compared: frozenset[str] | None = None
     differ: Callable[[Tensor, Tensor], float] | None = None
-    units: float = 1.0
+    units: int = 1
     unit: str = "pictures"
     targets: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -44,9 +44,10 @@ def contend(contest: Contest, plan: Plan) -> Row:
     if row.failed:
         return row
     runs = {name: stepper(side, modules[name], setting) for name, side in contest.sides.items()}
-    before = product_rate(setting.precision, setting.device)
+    square = 256 if plan.tiny else 1024
+    before = product_rate(setting.precision, setting.device, square)
     seconds = interleave(runs, plan.repeats, plan.seconds, finish=finisher(setting.device))
-    row.rate = max(before, product_rate(setting.precision, setting.device))
+    row.rate = max(before, product_rate(setting.precision, setting.device, square))
     row.ratios = ratios(seconds) if contest.compared != frozenset() else {}
     for name, times in seconds.items():
         found: dict[str, Any] = {"seconds": times, **spread(times)}

@@ -1,0 +1,290 @@
+"""`vision bench`: fair times, wrong answers refused, what it writes; and every case in its smallest size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import vision.bench.run
+from vision.bench.cases import CASES, load
+from vision.bench.cases.translate import lay_out, made_up, pack, padding
+from vision.bench.clock import interleave, product_rate, ratios, spread
+from vision.bench.contest import Contest, Plan, Row, Setting, Side
+from vision.bench.machine import describe
+from vision.bench.memory import measure
+from vision.bench.report import BEGIN, END, lines, markdown, plot, read_json, write_document, write_json
+from vision.bench.run import contend, run_case
+from vision.bench.work import apart, count_flops
+from vision.cli import main
+from vision.errors import UserError
+
+PLAN = Plan(tiny=True, repeats=1, seconds=0.0, memory=False)
+SETTING = Setting("made up", "linear", batch=4, size=8)
+
+
+class Clock:
+    """Advances only where it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def task(self, *seconds: float):
+        """A run that takes so long, the last time for ever."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+def test_rounds_go_in_turn_after_one_that_does_not_count():
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in "ABC"}
+    found = interleave(runs, repeats=2, seconds=60.0)
+    assert order == list("ABCABCABC")
+    assert {name: len(times) for name, times in found.items()} == {"A": 2, "B": 2, "C": 2}
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 3), (8.0, 4), (100.0, 6)])
+def test_slow_rounds_are_fewer_but_at_least_three(seconds, rounds):
+    clock = Clock()
+    found = interleave({"A": clock.task(9, 1), "B": clock.task(9, 1)}, repeats=6, seconds=seconds, clock=clock)
+    assert found == {"A": [1] * rounds, "B": [1] * rounds}  # the first round, which took 9, is not among them
+
+
+def test_ratios_are_of_the_same_round():
+    """A machine that is twice as slow in the second round changes the times, not the ratios."""
+    clock = Clock()
+    found = interleave({"ours": clock.task(1, 1, 2, 1), "peer": clock.task(3, 3, 6, 3)}, 3, 60.0, clock=clock)
+    assert spread(found["peer"]) == {"median": 3, "min": 3, "max": 6}
+    assert ratios(found) == {"peer": {"median": 3, "min": 3, "max": 3}}
+
+
+def contest(spoil: float = 0.0, **options) -> Contest:
+    x = torch.randn(4, 8)
+
+    def lend(ours: nn.Module, theirs: nn.Module) -> None:
+        ours.load_state_dict(theirs.state_dict())
+        with torch.no_grad():
+            ours.bias.add_(spoil)
+
+    sides = {
+        "ours": Side(lambda: nn.Linear(8, 8), lambda m: m(x)),
+        "peer": Side(lambda: nn.Linear(8, 8), lambda m: m(x), lend=lend),
+    }
+    return Contest(SETTING, sides, units=4, targets={"peer": 0.001}, **options)
+
+
+def test_a_row_holds_what_was_measured():
+    row = contend(contest(), PLAN)
+    assert row.failed is None
+    assert row.errors == {"peer": 0.0}
+    assert row.flops == 2 * 4 * 8 * 8
+    assert set(row.sides["ours"]) == {"seconds", "median", "min", "max", "per_second", "share"}
+    assert 0 < row.sides["ours"]["share"] < 1
+    assert row.ratios["peer"]["min"] <= row.ratios["peer"]["median"] <= row.ratios["peer"]["max"]
+
+
+@pytest.mark.parametrize("spoil", [0.01, float("nan")])
+def test_a_wrong_answer_is_not_timed(spoil, monkeypatch, capsys):
+    row = contend(contest(spoil), PLAN)
+    assert row.failed is not None
+    assert row.failed.startswith("wrong: ours lies ")
+    assert (row.sides, row.ratios) == ({}, {})
+    monkeypatch.setattr(vision.bench.run, "run_case", lambda name, plan: iter([row]))
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--cases", "vit", "--tiny", "--no-memory"])
+    assert stop.value.code == 1
+    assert "wrong: ours lies" in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_is_a_wrong_answer():
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if not torch.is_grad_enabled() else 2 * super().forward(x) - super().forward(x).detach()
+
+    made = contest()
+    made.setting = Setting("made up", "linear", "training", batch=4, size=8)
+    made.sides["ours"].build = lambda: Twice(8, 8)
+    assert (contend(made, PLAN).failed or "").startswith("wrong: the gradient of ours has length ")
+
+
+def test_low_precision_is_compared_with_ones_own_output():
+    class Rough(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.to(self.weight.dtype)) * (9 if self.weight.dtype == torch.bfloat16 else 1)
+
+    made = contest()
+    made.setting = Setting("made up", "linear", precision="bf16", batch=4, size=8)
+    for side in made.sides.values():
+        side.build = lambda: Rough(8, 8)
+    assert "from its own eager fp32 output" in (contend(made, PLAN).failed or "")
+
+
+def test_outputs_of_another_shape_or_without_a_number_are_infinitely_far():
+    x = torch.randn(3)
+    assert apart(x, x) == 0
+    assert apart(x[:2], x) == apart(x * float("nan"), x) == float("inf")
+
+
+def test_the_product_and_attention_are_counted():
+    from core import Attention
+
+    side = Side(lambda: None, lambda m: m(torch.randn(1, 10, 16)))
+    expected = 2 * 10 * 16 * (48 + 16) + 2 * 2 * 10 * 10 * 16
+    assert count_flops(side, Attention(16, 2), Setting("a", "b")) == expected
+    assert 2 * expected < count_flops(side, Attention(16, 2), Setting("a", "b", "training")) < 4 * expected
+    assert product_rate("fp32", "cpu", size=64, repeats=2) > 1e6
+
+
+# The cases
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", [name for name in CASES if name != "loader"])
+def test_a_case_runs_and_its_outputs_are_the_peers(case):
+    rows = list(run_case(case, PLAN))
+    assert rows
+    for row in rows:
+        assert row.failed is None
+        assert json.loads(json.dumps(asdict(row))) == asdict(row)
+        assert len(row.sides) > 1
+        assert bool(row.ratios) == (case != "growth")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_the_loader_runs_and_so_does_the_first_batch():
+    step, first = run_case("loader", PLAN)
+    assert set(step.sides) == {"loader", "training step"}
+    assert (first.failed, list(first.ratios)) == (None, ["10 s"])
+
+
+def test_every_setting_can_be_made_anew_from_plain_values():
+    """A child process does so, to measure memory."""
+    for name in CASES:
+        if name != "loader":
+            for plan in (Plan(), Plan(full=True), PLAN):
+                settings = list(load(name).settings(plan))
+                assert len(settings) == len(set(settings)) > 0
+                assert all(Setting(**json.loads(json.dumps(asdict(setting)))) == setting for setting in settings)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_memory_of_a_step():
+    found = measure(next(load("growth").settings(PLAN)), "global")
+    assert found["peak_bytes"] > found["step_bytes"] >= 0
+
+
+def test_sentences_are_packed_once_each_with_less_padding():
+    sentences = made_up(20, 16)
+    order = pack(sentences)
+    assert sorted(i for row in order for i in row) == list(range(20))
+    packed, apart_each = lay_out(order, sentences), lay_out([[i] for i in range(20)], sentences)
+    assert len(packed.source) < 20
+    assert padding([packed]) < padding([apart_each])
+
+
+# What is written
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    side = {
+        "seconds": [0.1, 0.2],
+        "median": 0.15,
+        "min": 0.1,
+        "max": 0.2,
+        "per_second": 27.0,
+        "share": 0.5,
+        "step_bytes": 2_000_000,
+    }
+    setting = asdict(Setting("vit", "small", batch=4))
+    ratio = {"median": 1.25, "min": 1.0, "max": 1.5}
+    first = Row(setting, {"vision": side, "timm": side | {"median": 0.1875}}, {"timm": ratio}, {"timm": 1e-7}, {"timm": 1.05})
+    first.notes = ["told once"]
+    growth = Row(asdict(Setting("growth", "attention", size=28)), {"global": side, "windowed": side}, notes=["told once"])
+    return [first, growth, Row(setting, failed="wrong: ours lies 1.0 from timm")]
+
+
+def test_the_table(rows):
+    first, *_, wrong = lines(rows)
+    assert first == [
+        "vit: small",
+        "inference, fp32",
+        "4",
+        "224",
+        "150 ms, 27 pictures/s",
+        "timm 188 ms",
+        "1.25",
+        "1.00 to 1.50",
+        "1.05: met",
+        "2 to 2 MB",
+        "50%",
+    ]
+    assert wrong[4] == "wrong: ours lies 1.0 from timm"
+
+
+def test_json_plot_and_document(rows, tmp_path: Path, capsys):
+    machine = describe(1, "cpu")
+    assert {"processor", "threads", "date", "versions", "memory_bytes"} <= machine.keys()
+    assert machine["versions"]["torch"] == torch.__version__.partition("+")[0] or machine["versions"]["torch"]
+    file, picture, document = tmp_path / "sub" / "bench.json", tmp_path / "bench.png", tmp_path / "performance.md"
+    write_json(file, rows, machine)
+    assert read_json(file) == (rows, machine)
+    document.write_text(f"before\n\n{BEGIN}\nnot measured yet\n{END}\n\nafter\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--read", str(file), "--plot", str(picture), "--write", str(document)])
+    assert stop.value.code == 1  # one row is wrong
+    assert picture.stat().st_size > 5_000
+    once = document.read_text()
+    assert once.startswith("before\n\n")
+    assert once.endswith("\n\nafter\n")
+    assert "| 1.25 | 1.00 to 1.50 | 1.05: met |" in once
+    assert "not measured yet" not in once
+    assert "- vit, growth: told once" in once
+    write_document(document, rows, machine)
+    assert document.read_text() == once
+    assert "1.25" in capsys.readouterr().out
+    assert len(plot(rows, machine).axes) == 3
+    assert markdown(rows, machine).count("\n| ") == 4
+
+
+WRONG = {
+    "case": (["--cases", "vti"], "unknown case vti; did you mean vit?"),
+    "option": (["--repeat", "3"], "unknown option --repeat; did you mean --repeats?"),
+    "seconds": (["--seconds", "-1"], "--seconds -1 is negative; use 0 for the fewest rounds"),
+    "no file": (
+        ["--read", "none.json"],
+        "none.json: No such file or directory; give a file that vision bench --json has written",
+    ),
+    "folder": (["--json", "."], ". is a folder; give the name of a file"),
+    "device": (["--device", "cuda:9"], "--device cuda:9 is not there; use --device cpu"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_use_in_one_line(args, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *args])
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"error: {message}\n")
+
+
+def test_documents_and_files_of_others(rows, tmp_path):
+    document = tmp_path / "a.md"
+    document.write_text("no marks")
+    with pytest.raises(UserError, match="has no place for the table; put the lines"):
+        write_document(document, rows, describe(1, "cpu"))
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(UserError, match="is no result of vision bench"):
+        read_json(tmp_path / "a.json")
