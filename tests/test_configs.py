@@ -34,6 +34,21 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fashion-MNIST as torchvision lays it out, with few pictures."""
+    root = tmp_path_factory.mktemp("fashion")
+    folder = root / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 200), ("t10k", 20)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        pictures = np.broadcast_to(20 * labels[:, None, None], (count, 28, 28)).astype(np.uint8)
+        sizes = b"".join(size.to_bytes(4, "big") for size in pictures.shape)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes + pictures.tobytes())
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
+    return root
+
+
 def test_there_are_configs() -> None:
     assert CONFIGS
 
@@ -58,7 +73,7 @@ LARGE = ("vit_imagenet", "swin_imagenet", "dat_imagenet", "finetune")  # models 
 )
 def test_config_runs_a_step(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> None:
     command = config.read_text().splitlines()[0].removeprefix("# vision ").split()
-    made = {"my_pictures": "pictures", "my_photos": "pictures", "my_weights.safetensors": "weights"}
+    made = {"my_pictures": "pictures", "my_photos": "pictures", "my_weights.safetensors": "weights", "my_data": "fashion"}
     arguments = [str(request.getfixturevalue(made[word])) if word in made else word for word in command]
     arguments = [str(config.resolve()) if word == str(config) else word for word in arguments]
     if "my_pictures" in command:

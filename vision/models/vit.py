@@ -193,8 +193,9 @@ def check_pooling(global_pool: str, class_tokens: int) -> None:
 
 
 def init_weights(module: nn.Module) -> None:
+    """Xavier's, as ViT's authors have it: the usual 0.02 at ViT-B's width, and more in a narrow model, which learns faster."""
     if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
