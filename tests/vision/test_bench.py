@@ -259,7 +259,26 @@ def test_json_plot_and_document(rows, tmp_path: Path, capsys):
     assert markdown(rows, machine).count("\n| ") == 4
 
 
+def test_only_what_is_asked_for():
+    plan = Plan(full=True, only=(("batch", "8"), ("step", "training"), ("precision", "fp32"), ("precision", "bf16")))
+    chosen = [setting for setting in load("swin").settings(plan) if plan.wants(setting)]
+    assert {setting.batch for setting in chosen} == {8}
+    assert [(setting.precision, setting.compiled) for setting in chosen] == [
+        ("fp32", False),
+        ("bf16", False),
+        ("fp32", True),
+        ("bf16", True),
+    ]
+    assert {setting.step for setting in chosen} == {"training"}
+
+
 WRONG = {
+    "only": (
+        ["--only", "rows=8"],
+        "--only rows=8 is no key and value of a setting; keys are case, name, step, precision, "
+        "compiled, batch, size, device, as in batch=8",
+    ),
+    "nothing": (["--tiny", "--cases", "vit", "--only", "batch=7"], "no setting has batch=7; use --full, or other values"),
     "case": (["--cases", "vti"], "unknown case vti; did you mean vit?"),
     "option": (["--repeat", "3"], "unknown option --repeat; did you mean --repeats?"),
     "seconds": (["--seconds", "-1"], "--seconds -1 is negative; use 0 for the fewest rounds"),

@@ -58,15 +58,24 @@ class Plan:
         threads: of the processor.
         device: "cpu" or "cuda".
         memory: whether peak memory is measured, by a process a side.
+        only: names and values, as text, that a setting must have, such as ("batch", "8").
     """
 
     full: bool = False
     tiny: bool = False
     repeats: int = 15
-    seconds: float = 10.0
+    seconds: float = 5.0
     threads: int = 1
     device: str = "cpu"
     memory: bool = True
+    only: tuple[tuple[str, str], ...] = ()
+
+    def wants(self, setting: Setting) -> bool:
+        values = asdict(setting)
+        allowed: dict[str, set[str]] = {}
+        for name, value in self.only:
+            allowed.setdefault(name, set()).add(value)
+        return all(str(values[name]) in texts for name, texts in allowed.items())
 
 
 @dataclass
@@ -143,22 +152,14 @@ class Row:
         return cls(asdict(contest.setting), targets=contest.targets, unit=contest.unit, notes=list(contest.notes))
 
 
-def grow(
-    case: str,
-    name: str,
-    plan: Plan,
-    *,
-    sizes: Sequence[int],
-    batches: Sequence[int] = (1, 8),
-    quick_batches: Sequence[int] = (1,),
-) -> Iterator[Setting]:
-    """The settings of a model: quick ones at the first size; in full also bf16, compiled, larger batches and sizes."""
+def grow(case: str, name: str, plan: Plan, *, sizes: Sequence[int], batches: Sequence[int] = (1, 8)) -> Iterator[Setting]:
+    """The settings of a model: one picture of the first size; in full also bf16, compiled, larger batches and sizes."""
     base = Setting(case, name, size=sizes[0], device=plan.device)
     steps: tuple[Step, ...] = ("inference", "training")
-    if not plan.full:
-        yield from (replace(base, step=step, batch=batch) for step in steps for batch in quick_batches)
-        return
     for step in steps:
+        if not plan.full:
+            yield replace(base, step=step)
+            continue
         for batch in batches:
             for precision, compiled in VARIANTS:
                 yield replace(base, step=step, precision=precision, compiled=compiled, batch=batch)

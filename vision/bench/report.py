@@ -133,7 +133,7 @@ def draw_ratios(axes: Any, bars: Sequence[tuple[Row, str]]) -> None:
     labels = []
     for i, (row, peer) in enumerate(bars):
         setting, ratio = Setting(**row.setting), row.ratios[peer]
-        labels.append(f"{setting.name}, {setting.how}, {setting.batch} x {setting.size} / {peer}")
+        labels.append(f"{setting.case}: {setting.name}, {setting.how}, {setting.batch} x {setting.size} / {peer}")
         span = [[ratio["median"] - ratio["min"]], [ratio["max"] - ratio["median"]]]
         axes.barh(i, ratio["median"], xerr=span, color="C0" if ratio["median"] >= 1 else "C1", height=0.7, error_kw={"lw": 0.8})
         if peer in row.targets:

@@ -24,7 +24,7 @@ def run_case(name: str, plan: Plan) -> Iterator[Row]:
     if hasattr(case, "rows"):
         yield from case.rows(plan)
         return
-    for setting in case.settings(plan):
+    for setting in filter(plan.wants, case.settings(plan)):
         yield contend(case.contest(setting), plan)
 
 

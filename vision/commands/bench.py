@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,17 @@ def parse(args: list[str]) -> Any:
     known = ", ".join(CASES)
     parser.add_argument("--cases", nargs="+", metavar="CASE", default=list(CASES), help=f"what to run: {known} (all)")
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="fp32 eager at the first size of each, a few minutes (the default)")
-    extent.add_argument("--full", action="store_true", help="also bf16, compiled, larger batches and sizes: hours")
+    extent.add_argument(
+        "--quick", action="store_true", help="fp32, eager, batch 1, the first size: about 10 minutes (the default)"
+    )
+    extent.add_argument("--full", action="store_true", help="also bf16, compiled, larger batches, models and sizes: hours")
     extent.add_argument("--tiny", action="store_true", help="the smallest models: only to see that all runs")
+    some = "only settings with such values, such as batch=8 step=training precision=fp32 compiled=False"
+    parser.add_argument("--only", nargs="+", metavar="KEY=VALUE", default=[], help=some)
     parser.add_argument("--threads", type=positive, help="of the processor (torch's own choice)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--repeats", type=positive, default=15, help="most rounds of a comparison (15)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a comparison, but at least 3 rounds (10)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a comparison, but at least 3 rounds (5)")
     parser.add_argument("--no-memory", action="store_true", help="leave out the process a side that measures peak memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, such as bench.png")
@@ -71,6 +76,12 @@ def parse(args: list[str]) -> Any:
         if case not in CASES:
             guess = nearest(case, list(CASES))
             raise UserError(f"unknown case {case}; " + (f"did you mean {guess}?" if guess else f"there are {known}"))
+    from vision.bench.contest import Setting
+
+    keys = [field.name for field in fields(Setting)]
+    for text in options.only:
+        if "=" not in text or text.partition("=")[0] not in keys:
+            raise UserError(f"--only {text} is no key and value of a setting; keys are {', '.join(keys)}, as in batch=8")
     if options.seconds < 0:
         raise UserError(f"--seconds {options.seconds:g} is negative; use 0 for the fewest rounds")
     return options
@@ -93,7 +104,8 @@ def measure(options: Any, console: Any) -> tuple[list[Any], dict[str, Any]]:
         torch.set_num_threads(options.threads)
     threads = torch.get_num_threads()
     told = {name: getattr(options, name) for name in ("full", "tiny", "repeats", "seconds", "device")}
-    plan = Plan(threads=threads, memory=not options.no_memory, **told)
+    only = tuple((key, value) for key, _, value in (text.partition("=") for text in options.only))
+    plan = Plan(threads=threads, memory=not options.no_memory, only=only, **told)
     rows = []
     for case in options.cases:
         console.print(f"{case}: {CASES[case]}", markup=False, highlight=False)
@@ -101,4 +113,6 @@ def measure(options: Any, console: Any) -> tuple[list[Any], dict[str, Any]]:
             rows.append(row)
             for cells in lines([row]):
                 console.print("  " + "  ".join(cell for cell in cells if cell), markup=False, highlight=False)
+    if not rows:
+        raise UserError(f"no setting has {' '.join(options.only)}; use --full, or other values")
     return rows, describe(threads, options.device)

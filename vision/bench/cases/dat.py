@@ -21,7 +21,7 @@ def settings(plan: Plan) -> Iterator[Setting]:
     if plan.tiny:
         yield from grow("dat", "tiny", plan, sizes=[56])
         return
-    yield from grow("dat", "dat_t", plan, sizes=[224, 448], quick_batches=(1, 8))
+    yield from grow("dat", "dat_t", plan, sizes=[224, 448])
 
 
 def contest(setting: Setting) -> Contest:

@@ -26,7 +26,7 @@ def settings(plan: Plan) -> Iterator[Setting]:
     if plan.tiny:
         yield from grow("sequence", "tiny", plan, sizes=[8])
         return
-    for size in (128, 512, 2048) if plan.full else (128, 512):
+    for size in (128, 512, 2048) if plan.full else (128,):
         yield from grow("sequence", "encoder", replace(plan, full=plan.full and size == 128), sizes=[size])
 
 

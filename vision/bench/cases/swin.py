@@ -22,7 +22,7 @@ def settings(plan: Plan) -> Iterator[Setting]:
     if plan.tiny:
         yield from grow("swin", "tiny", plan, sizes=[56])
         return
-    yield from grow("swin", "swin_t", plan, sizes=[224, 448, 896], quick_batches=(1, 8))
+    yield from grow("swin", "swin_t", plan, sizes=[224, 448, 896])
 
 
 def contest(setting: Setting) -> Contest:

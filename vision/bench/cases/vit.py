@@ -18,8 +18,9 @@ def settings(plan: Plan) -> Iterator[Setting]:
     if plan.tiny:
         yield from grow("vit", "tiny", plan, sizes=[32])
         return
-    yield from grow("vit", "small", plan, sizes=[224, 384, 512, 1024], quick_batches=(1, 8))
-    yield from grow("vit", "base", plan, sizes=[224])
+    yield from grow("vit", "small", plan, sizes=[224, 384, 512, 1024])
+    if plan.full:
+        yield from grow("vit", "base", plan, sizes=[224])
 
 
 def contest(setting: Setting) -> Contest:
