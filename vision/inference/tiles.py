@@ -37,6 +37,7 @@ def by_tiles(
             part = run(x[..., row : row + tile, column : column + tile])
             strip = strip if right else part.new_empty(*part.shape[:-1], w * scale)
             right = fade_in(strip.mT, part.mT, column * scale, right)
+            del part  # the next one needs its memory
         result = result if bottom else strip.new_empty(*strip.shape[:-2], h * scale, w * scale)
         bottom = fade_in(result, strip, row * scale, bottom)
     return result
