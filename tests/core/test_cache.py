@@ -99,6 +99,7 @@ def test_keys_of_the_memory_are_computed_once(monkeypatch):
 
 
 def test_buffers_are_made_once_and_zero_filled():
+    """transformers #30055: a cache that is called static, made anew at each step, gains nothing under compilation."""
     model = decoder().eval()
     cache = model.new_cache(2, 5)
     with torch.no_grad():

@@ -105,7 +105,10 @@ def test_advice_fits_the_settings(task, data, trainer):
 
 
 def test_skip_leaves_the_bad_step_out_as_if_its_batch_were_not_there(task, data, trainer):
-    """A run with a bad third batch equals one in which the third step is not taken: weights, moments, running statistics."""
+    """A run with a bad third batch equals one in which the third step is not taken: weights, moments, running statistics.
+
+    traiNNer-redux #292: one loss that is not finite ends the run.
+    """
     module, health = poison(task(), {2}), TrainingHealth("skip")
     with pytest.warns(UserWarning, match="step.* skipped") as told:
         trainer(health).fit(module, datamodule=data())

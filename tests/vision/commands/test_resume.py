@@ -61,7 +61,8 @@ def test_last_without_a_run_starts_from_the_beginning(capsys: pytest.CaptureFixt
 
 
 def test_a_file_that_is_there_is_not_resumed_unasked(capsys: pytest.CaptureFixture[str]) -> None:
-    """PL #19827: what was saved at an exception was resumed by the next run, without a word."""
+    """PL #19827: what was saved at an exception was resumed by the next run, without a word; KAIR #99: so are files that lie
+    in the models' folder."""
     with pytest.raises(RuntimeError, match="a bug of the user"):
         main(["fit", "--config", "tiny.yaml", "--trainer.default_root_dir=mine", "--model.fail_at=6"])
     assert steps("mine/checkpoints/last.ckpt") == 6

@@ -457,6 +457,9 @@ def test_every_dataset_gives_single_items(pairs: Callable[..., Path]) -> None:
         PairedFolder(str(root), patch=16, num_workers=0),
         CleanFolder(str(root / "target"), patch=16, num_workers=0),
     ]
+    offered = [kind for name in vision.data.__all__ if isinstance(kind := getattr(vision.data, name), type)]
+    restorers = {kind for kind in offered if issubclass(kind, RestorationData) and kind is not RestorationData}
+    assert {type(data) for data in modules} == restorers
     for data in modules:
         data.setup("fit")
         data.setup("predict")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import yaml
 from torch.utils.data import Dataset
 
 from vision.data.schedule import Part, Stage, StageSampler, check_stages, plan
@@ -43,7 +45,6 @@ def sampler(
 
 
 def test_the_published_schedule_holds() -> None:
-    """Restormer #115: a single-GPU preset validates."""
     check_stages(PUBLISHED, 1, 8)
     assert [part.batch for part in plan(PUBLISHED, devices=8)] == [8, 5, 4, 2, 1, 1]
     assert sum(part.batches for part in plan(PUBLISHED, devices=8)) == 300_000
@@ -60,6 +61,18 @@ def test_each_stage_sees_the_same_samples_anywhere(devices: int, accumulation: i
         assert part.batches % accumulation == 0
         if stage.batch % (devices * accumulation) == 0:
             assert part.batches == stage.steps * accumulation, "steps stay where the batch divides"
+
+
+def test_the_published_config_trains_on_one_gpu() -> None:
+    """Restormer #115 asked for it: the config's stages are the published ones, and one GPU takes 8 of their batches a step."""
+    config = yaml.safe_load((Path(__file__).parents[3] / "configs/restormer_published.yaml").read_text(encoding="utf-8"))
+    stages = [Stage(**stage) for stage in config["data"]["init_args"]["stages"]]
+    trainer = config["trainer"]
+    assert stages == PUBLISHED
+    assert trainer["max_steps"] == sum(stage.steps for stage in stages)
+    parts = plan(stages, devices=1, accumulation=trainer["accumulate_grad_batches"])
+    assert [part.batch for part in parts] == [8, 5, 4, 2, 1, 1]
+    assert [part.batches // trainer["accumulate_grad_batches"] for part in parts] == [stage.steps for stage in stages]
 
 
 def test_shares_are_of_the_optimizer_steps() -> None:
