@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TABLE = [line for line in (ROOT / "docs/user-issues.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE[2:]]
+LINES = (ROOT / "docs/user-issues.md").read_text(encoding="utf-8").splitlines()
+HEAD = ["", "| issue | what went wrong for its user | the test that holds it here, or why there is none |", "|---|---|---|"]
+TABLE = [line for line in LINES if line.startswith("|") and line not in HEAD]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE]
 
 
 @cache
@@ -22,6 +24,10 @@ def names_in(path: str) -> set[str]:
 
 
 def test_every_line_is_whole():
+    subjects = [place for place, line in enumerate(LINES) if line.startswith("## ")]
+    assert subjects
+    assert all(LINES[place + 1 : place + 4] == HEAD for place in subjects)
+    assert all(line.startswith("|") or line == "" or line.startswith("## ") for line in LINES[subjects[0] :])
     assert ROWS
     for row in ROWS:
         assert len(row) == 3, row
