@@ -14,22 +14,20 @@ product in the models themselves, as is Restormer's output projection with its a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from core import Attention, Block, ChannelAttention, ContinuousBias, GatedConvFfn, Mlp, Position, RelativeTable, grid
 from core.block import LayerScale
-from core.convolution import convolve
 from core.window import WindowAttention
 from vision.errors import UserError
 from vision.models.swin_v2 import KeylessBias
+from vision.packing import PackedGatedConvFfn, PackedLinear
 
 WRONG = 1e-3  # of the outputs' deviation: no rounding of float32 adds up to that
 
@@ -245,108 +243,6 @@ FOLDS = {
     "gated networks": pack_gated_ffns,
     "products": pack_products,
 }
-
-
-# Packed products: oneDNN's, through the operators that torch.compile's own code calls
-
-
-def can_pack(x: Tensor, weight: Tensor) -> bool:
-    """Whether the packed product is there for these: on a CPU, without gradient, compilation or autocast."""
-    return (
-        type(x) is Tensor
-        and x.device.type == weight.device.type == "cpu"
-        and x.dtype == weight.dtype
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and x.numel() > 0
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.is_available()
-    )
-
-
-def pack(weight: Float[Tensor, "e d"], rows: int) -> Tensor:
-    """The weight in the order that the product with about so many rows reads."""
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach().clone(), rows)
-
-
-def product(x: Float[Tensor, "*b d"], packed: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Float[Tensor, "*b e"]:
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "gelu" if gelu else "none", [], "none" if gelu else "")
-
-
-class PackedLinear(nn.Linear):
-    """A Linear, and the GELU after it, by the packed product where it is there, which is 10-35 % faster on a CPU.
-
-    Weights are packed at the first call, and anew when they are moved; changing them in place changes nothing.
-
-    Args:
-        linear: whose weights it shares.
-        gelu: whether GELU (exact) follows.
-    """
-
-    packed: Tensor | None
-
-    def __init__(self, linear: nn.Linear, *, gelu: bool = False) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-        self.gelu, self.packed = gelu, None
-
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        if not can_pack(x, self.weight):
-            y = super().forward(x)
-            return F.gelu(y) if self.gelu else y
-        if self.packed is None:
-            self.packed = pack(self.weight, x.numel() // x.shape[-1])
-        return product(x, self.packed, self.bias, gelu=self.gelu)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
-        self.packed = None
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"packed": None}  # packed weights are copied by nobody
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", gelu" if self.gelu else "")
-
-
-class PackedGatedConvFfn(GatedConvFfn):
-    """A GatedConvFfn whose chunks are cut, padded and packed once for each size of chunk."""
-
-    kept: dict[int, list[tuple[Any, ...]]]
-
-    def __init__(self, ffn: GatedConvFfn) -> None:
-        nn.Module.__init__(self)
-        self.dim, self.hidden = ffn.dim, ffn.hidden
-        self.up, self.depthwise, self.down = ffn.up, ffn.depthwise, ffn.down
-        self.kept = {}
-
-    def in_chunks(self, x: Float[Tensor, "b h w d"], size: int) -> Float[Tensor, "b h w d"]:
-        if not can_pack(x, self.up.weight):
-            return super().in_chunks(x, size)
-        if size not in self.kept:
-            self.kept[size] = list(self.pack_chunks(size, x[..., 0].numel()))
-        y: Tensor | None = None
-        for up, up_bias, depthwise, depthwise_bias, down in self.kept[size]:
-            maps = convolve(product(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
-            gate, value = maps.chunk(2, dim=-1)
-            part = product(F.gelu(gate).mul_(value), down, None)
-            y = part if y is None else y.add_(part)
-        assert y is not None  # hidden is at least 1
-        return y if self.down.bias is None else y + self.down.bias
-
-    def pack_chunks(self, size: int, rows: int) -> Iterator[tuple[Any, ...]]:
-        with torch.inference_mode(False), torch.no_grad():
-            for up, up_bias, depthwise, depthwise_bias, down in self.chunks(size):
-                yield pack(up, rows), up_bias, depthwise.contiguous(), depthwise_bias, pack(down, rows)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedGatedConvFfn:
-        self.kept = {}
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"kept": {}}
 
 
 def like(linear: nn.Linear) -> nn.Linear:

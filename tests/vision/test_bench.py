@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +13,11 @@ import vision.bench.run
 from vision.bench.cases import CASES, load
 from vision.bench.cases.translate import lay_out, made_up, pack, padding
 from vision.bench.clock import interleave, product_rate, ratios, spread
-from vision.bench.contest import Contest, Plan, Row, Setting, Side
-from vision.bench.machine import describe
+from vision.bench.contest import Contest, Plan, Setting, Side
 from vision.bench.memory import measure
-from vision.bench.report import BEGIN, END, lines, markdown, plot, read_json, write_document, write_json
 from vision.bench.run import contend, run_case
 from vision.bench.work import apart, count_flops
 from vision.cli import main
-from vision.errors import UserError
 
 PLAN = Plan(tiny=True, repeats=1, seconds=0.0, memory=False)
 SETTING = Setting("made up", "linear", batch=4, size=8)
@@ -194,71 +190,6 @@ def test_sentences_are_packed_once_each_with_less_padding():
     assert padding([packed]) < padding([apart_each])
 
 
-# What is written
-
-
-@pytest.fixture
-def rows() -> list[Row]:
-    side = {
-        "seconds": [0.1, 0.2],
-        "median": 0.15,
-        "min": 0.1,
-        "max": 0.2,
-        "per_second": 27.0,
-        "share": 0.5,
-        "step_bytes": 2_000_000,
-    }
-    setting = asdict(Setting("vit", "small", batch=4))
-    ratio = {"median": 1.25, "min": 1.0, "max": 1.5}
-    first = Row(setting, {"vision": side, "timm": side | {"median": 0.1875}}, {"timm": ratio}, {"timm": 1e-7}, {"timm": 1.05})
-    first.notes = ["told once"]
-    growth = Row(asdict(Setting("growth", "attention", size=28)), {"global": side, "windowed": side}, notes=["told once"])
-    return [first, growth, Row(setting, failed="wrong: ours lies 1.0 from timm")]
-
-
-def test_the_table(rows):
-    first, *_, wrong = lines(rows)
-    assert first == [
-        "vit: small",
-        "inference, fp32",
-        "4",
-        "224",
-        "150 ms, 27 pictures/s",
-        "timm 188 ms",
-        "1.25",
-        "1.00 to 1.50",
-        "1.05: met",
-        "2 to 2 MB",
-        "50%",
-    ]
-    assert wrong[4] == "wrong: ours lies 1.0 from timm"
-
-
-def test_json_plot_and_document(rows, tmp_path: Path, capsys):
-    machine = describe(1, "cpu")
-    assert {"processor", "threads", "date", "versions", "memory_bytes"} <= machine.keys()
-    assert machine["versions"]["torch"] == torch.__version__.partition("+")[0] or machine["versions"]["torch"]
-    file, picture, document = tmp_path / "sub" / "bench.json", tmp_path / "bench.png", tmp_path / "performance.md"
-    write_json(file, rows, machine)
-    assert read_json(file) == (rows, machine)
-    document.write_text(f"before\n\n{BEGIN}\nnot measured yet\n{END}\n\nafter\n")
-    with pytest.raises(SystemExit) as stop:
-        main(["bench", "--read", str(file), "--plot", str(picture), "--write", str(document)])
-    assert stop.value.code == 1  # one row is wrong
-    assert picture.stat().st_size > 5_000
-    once = document.read_text()
-    assert once.startswith("before\n\n")
-    assert once.endswith("\n\nafter\n")
-    assert "| 1.25 | 1.00 to 1.50 | 1.05: met |" in once
-    assert "not measured yet" not in once
-    assert "- vit, growth: told once" in once
-    write_document(document, rows, machine)
-    assert document.read_text() == once
-    assert "1.25" in capsys.readouterr().out
-    assert len(plot(rows, machine).axes) == 3
-    assert markdown(rows, machine).count("\n| ") == 4
-
-
 def test_only_what_is_asked_for():
     plan = Plan(full=True, only=(("batch", "8"), ("step", "training"), ("precision", "fp32"), ("precision", "bf16")))
     chosen = [setting for setting in load("swin").settings(plan) if plan.wants(setting)]
@@ -270,40 +201,3 @@ def test_only_what_is_asked_for():
         ("bf16", True),
     ]
     assert {setting.step for setting in chosen} == {"training"}
-
-
-WRONG = {
-    "only": (
-        ["--only", "rows=8"],
-        "--only rows=8 is no key and value of a setting; keys are case, name, step, precision, "
-        "compiled, batch, size, device, as in batch=8",
-    ),
-    "nothing": (["--tiny", "--cases", "vit", "--only", "batch=7"], "no setting has batch=7; use --full, or other values"),
-    "case": (["--cases", "vti"], "unknown case vti; did you mean vit?"),
-    "option": (["--repeat", "3"], "unknown option --repeat; did you mean --repeats?"),
-    "seconds": (["--seconds", "-1"], "--seconds -1 is negative; use 0 for the fewest rounds"),
-    "no file": (
-        ["--read", "none.json"],
-        "none.json: No such file or directory; give a file that vision bench --json has written",
-    ),
-    "folder": (["--json", "."], ". is a folder; give the name of a file"),
-    "device": (["--device", "cuda:9"], "--device cuda:9 is not there; use --device cpu"),
-}
-
-
-@pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_use_in_one_line(args, message, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["bench", *args])
-    assert (stop.value.code, capsys.readouterr().err) == (2, f"error: {message}\n")
-
-
-def test_documents_and_files_of_others(rows, tmp_path):
-    document = tmp_path / "a.md"
-    document.write_text("no marks")
-    with pytest.raises(UserError, match="has no place for the table; put the lines"):
-        write_document(document, rows, describe(1, "cpu"))
-    (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(UserError, match="is no result of vision bench"):
-        read_json(tmp_path / "a.json")

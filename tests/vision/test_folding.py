@@ -24,8 +24,9 @@ from core import (
     Rotary,
 )
 from vision.errors import UserError
-from vision.folding import KeptBias, PackedGatedConvFfn, PackedLinear
+from vision.folding import KeptBias
 from vision.models import DAT, Restormer, Swin, SwinRestorer, SwinV2, ViT
+from vision.packing import PackedGatedConvFfn, PackedLinear
 
 STAGES = {"img_size": 56, "num_classes": 5, "dim": 16, "depths": (2, 2), "heads": (2, 4), "window_size": 7}
 DAT_STAGES = STAGES | {"groups": (1, 2), "strides": (1, 1), "kernels": (3, 3), "kinds": ("LS", "LD")}
