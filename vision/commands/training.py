@@ -102,8 +102,12 @@ def run(command: str, args: Sequence[str] | dict[str, Any], *, run: bool = True)
         sys.path.append(os.getcwd())
     if sys.stderr.isatty():
         print("loading torch and lightning …", file=sys.stderr)
+    from vision.commands.allocator import keep_freed_memory
     from vision.commands.quiet import quiet
     from vision.commands.trainer_cli import TrainerCLI
+
+    if run:
+        keep_freed_memory()
 
     import_short_names(words)
     with quiet(training=command == "fit"):

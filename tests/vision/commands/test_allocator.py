@@ -1,0 +1,43 @@
+"""Freed memory is used again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PAGES = """
+import resource, torch
+from vision.commands.allocator import keep_freed_memory
+kept = {keep} and keep_freed_memory()
+torch.set_num_threads(1)
+for _ in range(10):  # until the heap has grown
+    torch.ones(2**21) + 1  # 8 MiB each
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**21) + 1
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(keep: bool, **variables: str) -> tuple[str, int]:
+    """Whether it could be set, and how many pages the system gave while tensors were made and freed."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", PAGES.format(keep=keep)]
+    kept, count = subprocess.run(command, env=own | variables, capture_output=True, text=True, check=True).stdout.split()
+    return kept, int(count)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of Linux' C library")
+def test_freed_memory_is_used_again() -> None:
+    given_back = pages(keep=False)[1]
+    kept, used_again = pages(keep=True)
+    if kept == "False":
+        pytest.skip("another C library than glibc")
+    assert used_again < given_back / 10
+
+
+def test_the_users_own_settings_stay() -> None:
+    assert pages(keep=True, MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
