@@ -14,7 +14,7 @@ from urllib.request import getproxies
 from torch import nn
 
 from vision.errors import UserError
-from vision.models.features import Features, default_indices, feature_info
+from vision.models.features import Features, check_whole, default_indices, feature_info
 from vision.models.names import MODELS
 from vision.rebuild import hints
 from vision.weights.load import check_options, load_weights
@@ -71,12 +71,12 @@ def create_model(
 def indices_of(model: nn.Module, out_indices: int | Sequence[int] | None) -> Sequence[int]:
     if out_indices is None:
         return default_indices(model)
-    if isinstance(out_indices, int):
+    if isinstance(out_indices, int) and not isinstance(out_indices, bool):
         count = len(feature_info(model))
         if not 0 < out_indices <= count:
             raise UserError(f"out_indices={out_indices} is a number of last maps, 1..{count}; for one map use [{out_indices}]")
-        return range(count - out_indices, count)
-    return list(out_indices)
+        return tuple(range(count - out_indices, count))
+    return check_whole(out_indices)
 
 
 def published(name: str) -> nn.Module:

@@ -63,7 +63,7 @@ def plain(name: str, value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return [plain(name, v) for v in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: plain(name, v) for k, v in value.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from jaxtyping import Float
@@ -23,6 +25,9 @@ class FeatureInfo(list[dict[str, Any]]):
 
     def module_name(self) -> list[str]:
         return [info["module"] for info in self]
+
+    def get_dicts(self, keys: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        return [{key: info[key] for key in keys or info} for info in self]
 
 
 class Features(nn.Module):
@@ -51,11 +56,32 @@ class Features(nn.Module):
     def forward(self, x: Float[Tensor, "b c h w"]) -> list[Float[Tensor, "b d i j"]]:
         return self.model.feature_maps(x, self.out_indices)
 
+    # As the model's own, whose parameters have one more prefix here
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.model.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"model.{name}" for name in getattr(self.model, "no_weight_decay", set)()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return prefixed(self.model.group_matcher(coarse=coarse))
+
+
+def prefixed(matcher: Any) -> Any:
+    """Patterns of a group matcher for names that begin with `model.`."""
+    if isinstance(matcher, dict):
+        return {group: prefixed(patterns) for group, patterns in matcher.items()}
+    if isinstance(matcher, list):
+        return [(prefixed(pattern), depth) for pattern, depth in matcher]
+    return re.sub(r"^\^", r"^model\.", matcher)
+
 
 def feature_info(model: nn.Module) -> list[dict[str, Any]]:
     infos = getattr(model, "feature_info", None)
     if not infos or not hasattr(model, "feature_maps"):
-        raise UserError(f"{type(model).__name__} gives no feature maps; use a model of vision.list_models()")
+        raise UserError(f"{type(model).__name__} gives no feature maps; use a ViT, Swin or DAT of vision.list_models()")
     return infos
 
 
@@ -65,7 +91,17 @@ def default_indices(model: nn.Module) -> list[int]:
     return list(range(len(reductions)))[-3 if len(set(reductions)) == 1 else 0 :]
 
 
+def check_whole(indices: Any) -> Sequence[int]:
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise UserError(f"out_indices={indices!r} is neither a number nor a list of numbers; use e.g. [1, 2]")
+    wrong = [index for index in indices if not isinstance(index, Integral)]
+    if wrong:
+        raise UserError(f"out_indices has {wrong[0]!r}, which is no whole number; use e.g. [1, 2]")
+    return [int(index) for index in indices]
+
+
 def check_indices(indices: Sequence[int], count: int) -> Sequence[int]:
+    indices = check_whole(indices)
     wrong = [index for index in indices if not -count <= index < count]
     if wrong or not indices:
         found = f"out_indices={wrong[0]} is out of range" if wrong else "out_indices is empty"

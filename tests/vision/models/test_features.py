@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from timm.models import group_parameters
 from torch import nn
 
 import vision
 from vision.errors import UserError
 from vision.models import Features, ViT
+from vision.models.features import check_indices, check_whole
 from vision.rebuild import build, describe
 
 OPTIONS = {"depth": 4, "img_size": 64, "patch_size": 16}
@@ -78,7 +80,7 @@ def test_timm_2242_an_index_out_of_range_is_named():
 
 
 def test_a_model_without_maps_is_named():
-    with pytest.raises(UserError, match=r"Linear gives no feature maps; use a model of vision.list_models\(\)"):
+    with pytest.raises(UserError, match=r"Linear gives no feature maps; use a ViT, Swin or DAT of vision.list_models\(\)"):
         Features(nn.Linear(2, 2), [0])
 
 
@@ -97,3 +99,40 @@ def test_published_weights_go_into_a_backbone():
     assert torch.equal(model.model.blocks[1].ffn.up.weight, source.blocks[1].ffn.up.weight)
     assert "blocks.3.ffn.up.weight" in report.dropped
     assert not report.unexpected
+
+
+def test_a_backbone_of_the_last_n_maps_is_saved_and_loaded(tmp_path):
+    model = vision.create_model("vit_tiny_patch16_224", features_only=True, out_indices=1, depth=2, dim=12, heads=2)
+    vision.save_weights(model, tmp_path / "backbone.safetensors")
+    assert vision.load_model(tmp_path / "backbone.safetensors").out_indices == [1]
+    assert build(describe(Features(ViT(32, 8, dim=8, depth=2, heads=2), range(2)))).out_indices == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ("1", "out_indices='1' is neither a number nor a list of numbers"),
+        (1.5, "out_indices=1.5 is neither a number nor a list of numbers"),
+        ((1.5,), "out_indices has 1.5, which is no whole number"),
+        ((), "out_indices is empty"),
+    ],
+)
+def test_indices_that_are_none_are_named(indices, text):
+    with pytest.raises(UserError, match=text):
+        check_indices(check_whole(indices), 2)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_a_backbone_trains_as_its_model_does(name):
+    """Layers for layer decay, parameters without weight decay, and blocks recomputed: all with the prefix `model.`."""
+    sizes = {"dim": 12, "depth": 3, "heads": 2} if name.startswith("vit") else {"dim": 6, "depths": (1, 2), "heads": (1, 2)}
+    whole, backbone = vision.create_model(name, **sizes), vision.create_model(name, features_only=True, **sizes)
+    names = dict(backbone.named_parameters())
+    theirs = group_parameters(whole, whole.group_matcher(), reverse=True)
+    layers = group_parameters(backbone, backbone.group_matcher(), reverse=True)
+    assert layers == {f"model.{key}": layer for key, layer in theirs.items() if f"model.{key}" in names}
+    assert len(set(layers.values())) > 3
+    assert backbone.no_weight_decay() == {f"model.{key}" for key in whole.no_weight_decay()} & set(names)
+    backbone.set_grad_checkpointing()
+    assert any(getattr(part, "checkpointing", False) for part in backbone.modules())
+    assert backbone.feature_info.get_dicts(["num_chs"])[0] == {"num_chs": backbone.feature_info.channels()[0]}
