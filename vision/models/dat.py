@@ -19,7 +19,7 @@ from core.options import remember_options
 from core.window import WindowAttention
 from vision.models.dat_convolutions import ConvMlp, Downsampling, OverlappingStem, PerceptionBlock
 from vision.models.pyramid import Pyramid, Stage
-from vision.models.stem import PatchEmbedding, check_pictures
+from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
 
 class DAT(Pyramid):
@@ -72,6 +72,7 @@ class DAT(Pyramid):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim)
         stages = len(depths)
         windows = (window_size,) * stages if isinstance(window_size, int) else tuple(window_size)
         per_stage = {"heads": heads, "groups": groups, "strides": strides, "kernels": kernels, "kinds": kinds}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -97,6 +98,20 @@ class CNNStem(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         return self.proj(self.cnn(pad_to_multiple(x, self.reduction))[0])
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raises ValueError: a size of a model that is no whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, Integral):
+            fix = f"{max(size)}: pictures of any size are taken" if name == "img_size" and is_pair(size) else "1 or more"
+            raise ValueError(f"{name}={size!r} is not one whole number; use {fix}")
+        if size < 1:
+            raise ValueError(f"{name}={size} is too small; use 1 or more")
+
+
+def is_pair(size: Any) -> bool:
+    return isinstance(size, (list, tuple)) and len(size) > 0 and all(isinstance(side, Integral) for side in size)
 
 
 def check_pictures(x: Tensor, in_chans: int) -> None:

@@ -16,7 +16,7 @@ from core.options import remember_options
 from core.position import require_hooks
 from core.window import Padding, WindowAttention, pad_to_multiple
 from vision.models.pyramid import Pyramid, Stage
-from vision.models.stem import PatchEmbedding, check_pictures
+from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 from vision.models.vit import init_weights
 
 
@@ -88,6 +88,7 @@ class Swin(Pyramid):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim)
         if len(depths) != len(heads) or not depths:
             raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)

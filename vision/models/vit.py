@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, drop_path_rates, grid
 from core.options import remember_options
-from vision.models.stem import PatchEmbedding, check_pictures
+from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
 
 def layer_norm(dim: int, eps: float = 1e-6) -> nn.Module:
@@ -69,10 +69,8 @@ class ViT(nn.Module):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        sizes = {"img_size": img_size, "in_chans": in_chans, "dim": dim, "depth": depth, "heads": heads}
-        for name, size in {**sizes, "dim * mlp_ratio": int(dim * mlp_ratio), "1 + reg_tokens": 1 + reg_tokens}.items():
-            if size < 1:
-                raise ValueError(f"{name}={size} is too small; use 1 or more")
+        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim, depth=depth, heads=heads)
+        check_sizes(**{"dim * mlp_ratio": int(dim * mlp_ratio), "1 + reg_tokens": 1 + reg_tokens})
         check_pooling(global_pool, class_tokens)
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim

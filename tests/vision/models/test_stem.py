@@ -9,7 +9,8 @@ import timm
 import torch
 
 from vision.errors import UserError
-from vision.models import CNNStem, Swin, ViT
+from vision.models import DAT, CNNStem, Swin, ViT
+from vision.models.stem import check_sizes
 from vision.rebuild import build, describe
 
 SMALL = {"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 5, "dim": 16, "depth": 1, "heads": 2}
@@ -65,3 +66,22 @@ def test_a_rebuilt_hybrid_downloads_nothing():
 def test_what_cannot_be(options, message):
     with pytest.raises(UserError, match=message):
         CNNStem(1, 8, **{"patch_size": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"img_size": (224, 192)}, r"img_size=\(224, 192\) is not one whole number; use 224: pictures of any size are taken"),
+        ({"in_chans": 0}, "in_chans=0 is too small; use 1 or more"),
+        ({"dim": 1.5}, "dim=1.5 is not one whole number; use 1 or more"),
+    ],
+)
+def test_sizes_that_are_none_are_named(sizes, text):
+    with pytest.raises(ValueError, match=text):
+        check_sizes(**sizes)
+
+
+@pytest.mark.parametrize("model", [Swin, DAT])
+def test_a_model_without_channels_is_refused(model):
+    with pytest.raises(ValueError, match="in_chans=0 is too small; use 1 or more"):
+        model(in_chans=0)
