@@ -64,6 +64,8 @@ class Task(LightningModule):
         else:
             self.model = build(model)
             self.model_spec = dict(model)
+        if self.model_spec and self.model_spec["class_path"].rpartition(".")[2] == "load_model":
+            self.model_spec = None  # a checkpoint must not need the file that training began from: the model tells itself
         for internal in ("_instantiator", "_class_path"):  # plain values are enough, see `build`
             self.hparams.pop(internal, None)
 
@@ -83,6 +85,17 @@ class Task(LightningModule):
         if channels and taken and channels != taken:
             name = type(self.model).__name__
             raise UserError(f"the data have {channels} channel(s), {name} takes {taken}; build it with in_chans={channels}")
+
+    def on_fit_start(self) -> None:
+        """A model in evaluation mode, as `vision.load_model` gives it, is put into training mode; Lightning would leave it, with
+        dropout off and running statistics fixed. Parts none of whose parameters is trained stay in evaluation mode."""
+        if self.model.training:
+            return
+        self.model.train()
+        for part in self.model.modules():
+            own = list(part.parameters())
+            if own and not any(parameter.requires_grad for parameter in own):
+                part.eval()
 
     # Optimisation
 

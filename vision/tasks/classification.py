@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from vision.errors import UserError
+from vision.models.features import Features
 from vision.optim import parameter_groups
 from vision.rebuild import describe
 from vision.tasks.base import Task
@@ -55,6 +56,8 @@ class Classification(Task):
         check_own_options(label_smoothing=label_smoothing, layer_decay=layer_decay)
         self.save_hyperparameters(ignore=["model"])
         self.take_model(model)
+        if isinstance(self.model, Features):
+            raise UserError("features_only=True gives feature maps, a classifier logits; leave features_only out")
         self.classes: list[str] = []
         self.preprocessing: dict[str, Any] = {}
 
@@ -104,7 +107,11 @@ class Classification(Task):
     # Steps
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        logits = self.model(images).float()
+        logits = self.model(images)
+        if not isinstance(logits, Tensor):
+            name = type(self.model).__name__
+            raise UserError(f"{name} gives a {type(logits).__name__}, a classifier logits `b k`; use a model that gives those")
+        logits = logits.float()
         if self.classes and logits.shape[-1] != len(self.classes):
             name = type(self.model).__name__
             raise UserError(

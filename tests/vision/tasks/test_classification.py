@@ -300,3 +300,39 @@ def test_warmup_cosine_is_what_it_says() -> None:
     assert factors[55] == pytest.approx(0.01 + 0.99 * 0.5)
     assert factors[-1] < 0.012
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
+
+
+def test_a_backbone_is_no_classifier():
+    backbone = vision.create_model("vit_tiny_patch16_224", features_only=True, dim=12, depth=3, heads=2)
+    with pytest.raises(UserError, match="features_only=True gives feature maps, a classifier logits; leave features_only out"):
+        Classification(backbone)
+    task = Classification(timm.create_model("resnet10t", features_only=True))
+    with pytest.raises(UserError, match="FeatureListNet gives a list, a classifier logits `b k`"):
+        task.eval()(torch.zeros(1, 3, 32, 32))
+
+
+class Modes(Callback):
+    def on_train_batch_start(self, trainer, task, batch, index) -> None:
+        self.modes = {name: part.training for name, part in task.model.named_modules()}
+
+
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")  # Lightning asks whether that is meant: it is
+def test_training_goes_on_from_a_checkpoint_of_ones_own(tmp_path) -> None:
+    """Classes of the data, dropout on, frozen parts left as they are; and the new file does not need the old one."""
+    vision.save_weights(tiny(num_classes=7, drop_rate=0.1), tmp_path / "old.safetensors")
+    path = str(tmp_path / "old.safetensors")
+    task, modes = Classification(vision.load_model(path)), Modes()
+    task.model.stem.requires_grad_(False)
+    train(task, Squares(), tmp_path, max_steps=2, callbacks=[modes])
+    assert {name for name, is_on in modes.modes.items() if not is_on} == {"stem", "stem.proj"}
+    assert task.model.num_classes == 4
+    assert task.card()["model"]["class_path"].endswith(".ViT")
+
+
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")  # Lightning asks whether that is meant: it is
+def test_what_is_frozen_in_a_model_in_training_stays_frozen(tmp_path) -> None:
+    model, modes = tiny(), Modes()
+    model.blocks[0].eval()
+    train(Classification(model), Squares(), tmp_path, max_steps=1, callbacks=[modes])
+    assert not modes.modes["blocks.0"]
+    assert modes.modes["blocks.1"]
