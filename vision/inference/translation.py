@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from core import Hypothesis, beam_search, greedy, sample
+from core import Hypothesis, Learned, RelativeTable, beam_search, greedy, sample
 from vision.errors import UserError
 from vision.vocabulary import PAD, START, STOP, Vocabulary
 
@@ -29,7 +29,7 @@ class Writing:
         temperature: draws symbols instead of searching; below 1 prefers the probable ones.
         top_k, top_p: draws among the so many most probable ones, or among the fewest of this probability.
         seed: of the draws.
-        max_length: most symbols of a target, the stop included; 0 takes the model's.
+        max_length: most symbols of a target, the stop included; 0 takes the model's, within its decoder's table of places.
 
     Raises:
         UserError: a value out of range, a search and draws together.
@@ -79,7 +79,7 @@ def translate(
         batch_size: texts at once.
 
     Raises:
-        UserError: a text that is empty, too long, or has a symbol that the model does not know.
+        UserError: a text that is empty, too long, or has a symbol that the model does not know; a `max_length` past the table.
     """
     writing = writing or Writing()
     sources = [encode(model, text) for text in texts]
@@ -98,7 +98,10 @@ def translate(
 def write(
     model: Any, sources: list[list[int]], writing: Writing, generator: torch.Generator | None = None
 ) -> list[list[Hypothesis]]:
-    device = device_of(model)
+    device, wanted = device_of(model), writing.max_length
+    room = min(table_places(model.decoder), default=max(wanted, model.limits["target"]))
+    if wanted > room:
+        raise UserError(f"max_length={wanted} passes the {room} places of the decoder's learned table; use {room} or less")
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(source) for source in sources], True, PAD).to(device)
     lengths = torch.tensor([len(source) for source in sources], device=device)
     try:
@@ -106,7 +109,7 @@ def write(
         prompt = torch.full((len(sources), 1), START, device=device)
         options: dict[str, Any] = {
             "stop": STOP,
-            "max_length": writing.max_length or model.limits["target"],
+            "max_length": wanted or min(model.limits["target"], room),
             "memory_real": lengths,
         }
         if writing.temperature is not None:
@@ -131,13 +134,16 @@ def encode(model: Any, text: str) -> list[int]:
         UserError: it is empty, too long, or has a symbol that the model does not know.
     """
     known = vocabulary(model, "source")
-    numbers, limit = known.encode(text), model.limits["source"]
+    numbers = known.encode(text)
+    limit, why = model.limits["source"], "twice the longest it was trained on"
+    if (room := min(table_places(model.encoder), default=limit)) < limit:
+        limit, why = room, "its encoder's learned table has no more places"
     if not numbers:
         raise UserError("the text is empty; write at least one symbol")
     if len(numbers) > limit:
         raise UserError(
             f"{shortened(text)} has {len(numbers)} symbols, the longest that the model can make sense of {limit} "
-            "(twice the longest it was trained on); split it"
+            f"({why}); split it"
         )
     if unknown := known.unknown(text):
         raise UserError(
@@ -145,6 +151,12 @@ def encode(model: Any, text: str) -> list[int]:
             f"it knows {' '.join(known.symbols[:40])}{' …' if len(known.symbols) > 40 else ''}"
         )
     return numbers
+
+
+def table_places(part: nn.Module) -> list[int]:
+    """The sizes of its learned tables of places in a sequence, past which it refuses to read or write."""
+    kinds = (module for module in part.modules() if isinstance(module, (Learned, RelativeTable)))
+    return [kind.site.extent[0] for kind in kinds if kind.site.axes == 1]
 
 
 def vocabulary(model: Any, side: str) -> Vocabulary:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from core import Hypothesis, beam_search, greedy
 from core.transformer import initialise
 from vision.errors import UserError
-from vision.inference.translation import draw_attention, looks
+from vision.inference.translation import draw_attention, looks, table_places
 from vision.optim import warmup_cosine, warmup_noam
 from vision.rebuild import describe
 from vision.tasks.base import Task
@@ -195,7 +195,8 @@ class Sequence(Task):
         with torch.no_grad():
             memory, lengths = self.encode(source)
             start = torch.full((len(memory), 1), START, device=memory.device)
-            options: dict[str, Any] = {"stop": STOP, "max_length": self.limits.get("target", 100), "memory_real": lengths}
+            longest = min([self.limits.get("target", 100), *table_places(self.model.decoder)])
+            options: dict[str, Any] = {"stop": STOP, "max_length": longest, "memory_real": lengths}
             if beam == 1:
                 return greedy(self.model.decoder, start, memory, **options)
             return [found[0] for found in beam_search(self.model.decoder, start, memory, beam=beam, **options)]

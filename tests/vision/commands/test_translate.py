@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vision
-from core import Decoder, Encoder, EncoderDecoder, Rotary
+from core import Decoder, Encoder, EncoderDecoder, Learned, RelativeTable, Rotary
 from vision.cli import main
 from vision.inference.translation import Writing
 from vision.inference.translation import translate as translate_texts
@@ -69,6 +69,28 @@ def test_one_line_in_one_line_out(
     assert f"{place}6: 'bcaaaaaaaaaaaaaaaaaa' has 20 symbols" in err
     assert err.rstrip().endswith("3 of 7 lines could not be translated")
     assert code == 1
+
+
+@pytest.mark.parametrize("position", [Learned, RelativeTable])
+def test_a_line_past_the_encoders_table_is_a_bad_line(
+    model: EncoderDecoder, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, position: type
+) -> None:
+    """The limit is twice the longest source that was trained, the table may end before; the other lines are written."""
+    sizes = {"dim": 16, "depth": 1, "heads": 2, "hidden": 16, "position": position}
+    short = EncoderDecoder(Encoder(9, max_length=8, **sizes), Decoder(7, memory_dim=16, max_length=5, **sizes)).eval()
+    short.vocabularies, short.limits = model.vocabularies, model.limits
+    short.decoder.embedding.weight.data[2] = 0.0  # it writes on until its own table ends
+    monkeypatch.setattr(vision, "load_model", lambda source: short)
+    Path("in.txt").write_text("abcdeabc\nabcdeabca\nabc\n")
+    assert run("--file", "in.txt") == 1
+    out, err = capsys.readouterr()
+    first, third = expected(short, "abcdeabc", "abc")
+    assert out.split("\n") == [first, "", third, ""]
+    assert "in.txt:2: 'abcdeabca' has 9 symbols, the longest that the model can make sense of 8 (its encoder's learned" in err
+    assert err.rstrip().endswith("1 of 3 lines could not be translated")
+    assert run("abc", "--max-length", "6") == 2
+    assert "max_length=6 passes the 5 places of the decoder's learned table; use 5 or less" in capsys.readouterr().err
+    assert run("abc", "--max-length", "5") == 0
 
 
 def test_alternatives_and_draws(model: EncoderDecoder, capsys: pytest.CaptureFixture) -> None:
