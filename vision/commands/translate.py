@@ -35,12 +35,12 @@ def translate(args: list[str]) -> int:
     writing = read_writing(options)
     model = load(options.weights, options.device)
     if options.explain:
-        draw(model, options.texts[0], writing, options.explain)
+        check_drawing(model, options.texts[0], options.explain)
     size = options.batch_size or (1 if not options.texts and not options.file and sys.stdin.isatty() else 32)
     failed = total = 0
     for batch in batches(lines(options), size):
         total += len(batch)
-        for line in translated(model, batch, writing):
+        for line in translated(model, batch, writing, options.explain):
             failed += isinstance(line, UserError)
             print("" if isinstance(line, UserError) else line)
         sys.stdout.flush()  # whoever feeds lines through a pipe waits for it
@@ -148,8 +148,8 @@ def batches(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
         yield batch
 
 
-def translated(model: nn.Module, batch: list[Line], writing: Any) -> list[str | UserError]:
-    """What to print for each line; errors are told on standard error."""
+def translated(model: nn.Module, batch: list[Line], writing: Any, picture: Path | None = None) -> list[str | UserError]:
+    """What to print for each line; errors are told on standard error. The picture is of the only line's best target."""
     from vision.inference.translation import encode
     from vision.inference.translation import translate as translate_texts
 
@@ -166,6 +166,8 @@ def translated(model: nn.Module, batch: list[Line], writing: Any) -> list[str | 
             print(f"{place}: {error}", file=sys.stderr)
             result[i] = error
     found = translate_texts(model, [str(batch[i][1]).strip() for i in good], writing, batch_size=len(batch))
+    if picture:
+        draw(model, str(batch[0][1]).strip(), found[0][0], picture)
     for i, targets in zip(good, found, strict=True):
         result[i] = "\t".join(target.text for target in targets)
         if not targets[0].finished:
@@ -173,18 +175,30 @@ def translated(model: nn.Module, batch: list[Line], writing: Any) -> list[str | 
     return result
 
 
-def draw(model: nn.Module, text: str, writing: Any, file: Path) -> None:
-    """Writes the picture of the attention.
+def check_drawing(model: nn.Module, text: str, file: Path) -> None:
+    """Before the text is translated.
 
     Raises:
-        UserError: the file exists or cannot be written, or its kind is none of pictures.
+        UserError: the file exists, the text cannot be translated, the model has no attention to draw.
     """
-    from vision.inference.translation import explain
+    from vision.inference.translation import encode, require_looks
 
     if file.exists():
         raise UserError(f"{file} exists; give another --explain, or remove it")
+    require_looks(model)
+    encode(model, text.strip())
+
+
+def draw(model: nn.Module, text: str, target: Any, file: Path) -> None:
+    """Writes the picture of the attention.
+
+    Raises:
+        UserError: the file cannot be written, or its kind is none of pictures.
+    """
+    from vision.inference.translation import explain
+
     try:
-        explain(model, text.strip(), writing).savefig(file, dpi=110)
+        explain(model, text, target).savefig(file, dpi=110)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror or error}; give another --explain") from error
     except ValueError as error:

@@ -60,11 +60,13 @@ class Target:
         text: the symbols as a text.
         score: what beams are ranked by, else the log-probability.
         finished: the model ended it; else it was cut at the greatest length.
+        tokens: the numbers of its symbols, without the stop.
     """
 
     text: str
     score: float
     finished: bool
+    tokens: list[int]
 
 
 def translate(
@@ -90,7 +92,7 @@ def translate(
         rows = order[start : start + batch_size]
         for row, hypotheses in zip(rows, write(model, [sources[i] for i in rows], writing, generator), strict=True):
             decode = vocabulary(model, "target").decode
-            found[row] = [Target(decode(each.tokens), each.score, each.finished) for each in hypotheses]
+            found[row] = [Target(decode(each.tokens), each.score, each.finished, each.tokens) for each in hypotheses]
     return found
 
 
@@ -210,21 +212,24 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def draw_attention(model: Any, source: list[int], target: list[int], labels: tuple[list[str], list[str]]) -> Figure:
+def draw_attention(
+    model: Any, source: list[int], target: list[int], labels: tuple[list[str], list[str]], *, ended: bool = True
+) -> Figure:
     """A picture of where each symbol written looks in the source: the mean over the heads, each layer, then all.
 
     Args:
         source, target: numbers, without start and stop.
         labels: what is written at the source's and at the target's symbols.
+        ended: a stop symbol follows the target.
     """
     from matplotlib.figure import Figure
 
     device = device_of(model)
-    symbols = torch.tensor([[START, *target]], device=device)
+    symbols = torch.tensor([[START, *target][: len(target) + ended]], device=device)
     weights = cross_attention(model, torch.tensor([source], device=device), symbols)[:, 0].float().mean(dim=1).cpu()
     panels = [*weights, weights.mean(dim=0)]
     names = [*(f"layer {number}" for number in range(1, len(panels))), "mean"]
-    columns, rows = labels[0], [*labels[1], "(end)"]
+    columns, rows = labels[0], [*labels[1], *["(end)"] * ended]
     width, height = max(2.2, 0.28 * len(columns) + 0.9), max(2.0, 0.28 * len(rows) + 1.0)
     figure = Figure(figsize=(width * len(panels), height), layout="constrained")
     for axes, name, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], names, panels, strict=True):
@@ -246,15 +251,24 @@ def looks(model: nn.Module) -> bool:
     return bool(len(blocks)) and all(hasattr(getattr(block, "cross_attention", None), "look") for block in blocks)
 
 
-def explain(model: nn.Module, text: str, writing: Writing | None = None) -> Figure:
-    """Where the decoder looked when it wrote the best target of a text.
+def explain(model: nn.Module, text: str, target: Target | None = None) -> Figure:
+    """Where the decoder looks when it writes a target of a text.
+
+    Args:
+        model, text: as `translate`.
+        target: what `translate` wrote for the text; None is its most probable one.
 
     Raises:
         UserError: as `translate`; a decoder without cross-attention.
     """
+    require_looks(model)
+    source = encode(model, text)
+    target = translate(model, [text])[0][0] if target is None else target
+    labels = (vocabulary(model, "source").labels(source), vocabulary(model, "target").labels(target.tokens))
+    return draw_attention(model, source, target.tokens, labels, ended=target.finished)
+
+
+def require_looks(model: nn.Module) -> None:
+    """Raises: UserError: a decoder without cross-attention."""
     if not looks(model):
         raise UserError(f"{type(model).__name__} has no cross-attention to look at; use a model with core.Decoder")
-    source = encode(model, text)
-    best = write(model, [source], writing or Writing())[0][0].tokens
-    labels = (vocabulary(model, "source").labels(source), vocabulary(model, "target").labels(best))
-    return draw_attention(model, source, best, labels)

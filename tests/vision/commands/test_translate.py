@@ -117,6 +117,26 @@ def test_explain_draws_one_text(capsys: pytest.CaptureFixture) -> None:
     assert "a.png exists; give another --explain" in capsys.readouterr().err
 
 
+def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw of its own, or the most probable symbols, would be another text."""
+    from matplotlib.figure import Figure
+
+    drawn: list[list[str]] = []
+    save = Figure.savefig
+
+    def look(figure: Figure, *args, **options) -> None:
+        drawn.append([label.get_text() for label in figure.axes[-1].get_yticklabels()])
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    for seed in ("1", "2", "3"):
+        assert run("abc", "--sample", "--temperature", "3", "--seed", seed, "--explain", f"{seed}.png") == 0
+    assert run("abc", "--max-length", "1", "--explain", "cut.png") == 0
+    written = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:-1] if row[-1] == "(end)" else row for row in drawn] == written
+    assert len({tuple(row) for row in drawn[:3]}) > 1
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
