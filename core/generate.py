@@ -9,6 +9,7 @@ Every function takes
   the left (`real`, True = real token);
 - `stop`: the symbol, or symbols, that end a sequence;
 - `max_length`: most symbols generated, the stop symbol included;
+- `never`: symbols that are not written, such as padding; log-probabilities stay the model's own, as if they could be;
 - `cache`: False computes the whole sequence again at every step, which gives the same symbols: the plain path.
 
 A row of the batch gives what it would give alone (sampling: but for the random numbers), and leaves the batch when it ends.
@@ -73,6 +74,7 @@ def greedy(
     *,
     stop: int | Collection[int],
     max_length: int,
+    never: Collection[int] = (),
     real: Bool[Tensor, "b n"] | None = None,
     memory_real: MemoryReal | None = None,
     cache: bool = True,
@@ -80,7 +82,7 @@ def greedy(
     """The most probable symbol, at every step."""
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        return one_a_row(steps, lambda scores: scores.argmax(dim=-1), as_stops(stop), max_length)
+        return one_a_row(steps, lambda scores: scores.argmax(dim=-1), as_stops(stop), never, max_length)
 
 
 def sample(
@@ -90,6 +92,7 @@ def sample(
     *,
     stop: int | Collection[int],
     max_length: int,
+    never: Collection[int] = (),
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -114,7 +117,7 @@ def sample(
 
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        return one_a_row(steps, choose, as_stops(stop), max_length)
+        return one_a_row(steps, choose, as_stops(stop), never, max_length)
 
 
 def beam_search(
@@ -124,6 +127,7 @@ def beam_search(
     *,
     stop: int | Collection[int],
     max_length: int,
+    never: Collection[int] = (),
     beam: int = 4,
     n_best: int = 1,
     penalty: GnmtPenalty | AveragePenalty | None = None,
@@ -149,7 +153,9 @@ def beam_search(
     ended: list[list[Hypothesis]] = [[] for _ in range(rows)]
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        log_probs = steps.scores().log_softmax(dim=-1)[:, None]  # one live sequence a row
+        scores = steps.scores()
+        allow = without(never, scores)
+        log_probs = (scores.log_softmax(dim=-1) + allow)[:, None]  # one live sequence a row
         live = log_probs.new_zeros(rows, 1)
         symbols = prompt.new_zeros(rows, 1, 0)
         ids = list(range(rows))  # rows of the batch that are not done
@@ -183,7 +189,7 @@ def beam_search(
             else:
                 steps.select(source)
             steps.feed(symbol.flatten())
-            log_probs = steps.scores().log_softmax(dim=-1).unflatten(0, live.shape)
+            log_probs = (steps.scores().log_softmax(dim=-1) + allow).unflatten(0, live.shape)
     return ended
 
 
@@ -196,15 +202,18 @@ def one_a_row(
     steps: CachedSteps | WholeSteps,
     choose: Callable[[Float[Tensor, "b v"]], Int[Tensor, " b"]],
     stops: list[int],
+    never: Collection[int],
     max_length: int,
 ) -> list[Hypothesis]:
     """Chooses a symbol a row and step; rows that end leave the batch."""
+    allow: Tensor | float = 0.0
     tokens: list[list[int]] = [[] for _ in range(steps.rows)]
     log_probs, finished = [0.0] * steps.rows, [False] * steps.rows
     ids = list(range(steps.rows))
     for length in range(1, max_length + 1):
         scores = steps.scores()
-        symbol = choose(scores)
+        allow = without(never, scores) if length == 1 else allow
+        symbol = choose(scores + allow)
         gained = scores.log_softmax(dim=-1).gather(1, symbol[:, None])[:, 0].tolist()
         going = []
         for i, (row, chosen) in enumerate(zip(ids, symbol.tolist(), strict=True)):
@@ -257,6 +266,22 @@ def evaluating(decoder: Writer) -> Iterator[None]:
             yield
     finally:
         decoder.train(training)
+
+
+def without(never: Collection[int], scores: Float[Tensor, "b v"]) -> Float[Tensor, " v"]:
+    """What is added to scores: 0, and -inf at the symbols that are not written.
+
+    Raises:
+        ValueError: one outside the vocabulary, or all symbols.
+    """
+    size = scores.shape[-1]
+    if wrong := [symbol for symbol in never if not 0 <= symbol < size]:
+        raise ValueError(f"never={wrong[0]} is no symbol of the vocabulary, 0 to {size - 1}; leave it out")
+    if len(set(never)) == size:
+        raise ValueError(f"never names all {size} symbols and leaves none to write; leave some out")
+    allow = torch.zeros(size)
+    allow[list(never)] = float("-inf")
+    return allow.to(scores.device)
 
 
 def as_stops(stop: int | Collection[int]) -> list[int]:

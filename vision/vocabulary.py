@@ -10,6 +10,7 @@ from vision.errors import UserError
 
 PAD, START, STOP, UNKNOWN = range(4)
 MARKERS = 4  # numbers that stand for no symbol: those above
+NEVER = (PAD, START, UNKNOWN)  # those that are read, and never written
 
 By = Literal["characters", "words"]
 

@@ -154,6 +154,36 @@ def test_a_language_model_and_its_mode_are_left_as_they_were():
     assert model.training
 
 
+@pytest.mark.parametrize("penalty", [None, AveragePenalty()])
+def test_symbols_that_are_never_written_leave_every_path_as_exact(penalty):
+    """Cached and whole, a beam of 1 and greedy, a wide beam and exhaustive search, scores and teacher forcing."""
+    model, memory = decoder(), torch.randn(8, 3, 6)
+    (free,) = greedy(model, starts(1), memory[:1], stop=(), max_length=1, never=(STOP, START))
+    usual = {"stop": STOP, "max_length": 4, "never": (START, *free.tokens)}
+    allowed = set(range(5)) - set(usual["never"])
+    greedily = greedy(model, starts(8), memory, **usual)
+    same(greedy(model, starts(8), memory, **usual, cache=False), greedily)
+    wide = {**usual, "beam": 3, "n_best": 3, "penalty": penalty}
+    beams = beam_search(model, starts(8), memory, **wide)
+    for row, plain in zip(beams, beam_search(model, starts(8), memory, **wide, cache=False), strict=True):
+        same(row, plain)
+    singles = beam_search(model, starts(8), memory, **usual, beam=1, penalty=penalty)
+    assert [b[0].tokens for b in singles] == [g.tokens for g in greedily]
+    drawn = sample(model, starts(8), memory, **usual, temperature=9.0)
+    same(sample(model, starts(8), memory, **usual, top_k=1), greedily)
+    for h in [*greedily, *drawn, *(h for row in beams for h in row)]:
+        assert set(h.tokens) <= allowed - {STOP}
+    written = [*greedily[0].tokens, *[STOP] * greedily[0].finished]
+    assert greedily[0].log_prob == pytest.approx(log_prob_of(model, [START], written, memory[:1]), abs=1e-4)
+    weigh = penalty or GnmtPenalty(0.0)
+    symbols = sorted(allowed - {STOP})
+    sequences = [(*p, STOP) for k in range(4) for p in itertools.product(symbols, repeat=k)]
+    sequences += list(itertools.product(symbols, repeat=4))
+    exact = max(log_prob_of(model, [START], s, memory[:1]) / weigh(len(s)) for s in sequences)
+    (best,) = beam_search(model, starts(1), memory[:1], **usual, beam=5**4, penalty=penalty)
+    assert best[0].score == pytest.approx(exact, abs=1e-4)
+
+
 # Sampling
 
 
@@ -208,6 +238,10 @@ def test_errors():
         sample(model, starts(1), memory, **usual, top_p=1.5)
     with pytest.raises(ValueError, match=r"^n_best=3 and beam=2 do not fit; use 1 <= n_best <= beam$"):
         beam_search(model, starts(1), memory, **usual, beam=2, n_best=3)
+    with pytest.raises(ValueError, match=r"^never=5 is no symbol of the vocabulary, 0 to 4; leave it out$"):
+        greedy(model, starts(1), memory, **usual, never=[5])
+    with pytest.raises(ValueError, match=r"^never names all 5 symbols and leaves none to write; leave some out$"):
+        greedy(model, starts(1), memory, **usual, never=range(5))
     with pytest.raises(ValueError, match=r"^max_length=0 leaves nothing to generate; use 1 or more$"):
         greedy(model, starts(1), memory, stop=STOP, max_length=0)
     with pytest.raises(ValueError, match=r"^prompt of shape \(1, 0\) is empty; begin each row with a start symbol$"):

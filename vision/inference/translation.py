@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from core import Hypothesis, Learned, RelativeTable, beam_search, greedy, sample
 from vision.errors import UserError
-from vision.vocabulary import PAD, START, STOP, Vocabulary
+from vision.vocabulary import NEVER, PAD, START, STOP, Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,6 +111,7 @@ def write(
         prompt = torch.full((len(sources), 1), START, device=device)
         options: dict[str, Any] = {
             "stop": STOP,
+            "never": NEVER,
             "max_length": wanted or min(model.limits["target"], room),
             "memory_real": lengths,
         }

@@ -21,7 +21,7 @@ from vision.inference.translation import draw_attention, looks, table_places
 from vision.optim import warmup_cosine, warmup_noam
 from vision.rebuild import describe
 from vision.tasks.base import Task
-from vision.vocabulary import PAD, START, STOP, Vocabulary, from_card
+from vision.vocabulary import NEVER, PAD, START, STOP, Vocabulary, from_card
 
 Padded = tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]  # symbols with padding on the right, and lengths
 Batch = tuple[Any, Padded]  # the source (`Padded`, or pictures b c h w), and the target from start to stop symbol
@@ -196,7 +196,7 @@ class Sequence(Task):
             memory, lengths = self.encode(source)
             start = torch.full((len(memory), 1), START, device=memory.device)
             longest = min([self.limits.get("target", 100), *table_places(self.model.decoder)])
-            options: dict[str, Any] = {"stop": STOP, "max_length": longest, "memory_real": lengths}
+            options: dict[str, Any] = {"stop": STOP, "never": NEVER, "max_length": longest, "memory_real": lengths}
             if beam == 1:
                 return greedy(self.model.decoder, start, memory, **options)
             return [found[0] for found in beam_search(self.model.decoder, start, memory, beam=beam, **options)]

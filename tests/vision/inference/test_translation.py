@@ -8,7 +8,7 @@ import torch
 from core import Decoder, Encoder, EncoderDecoder, Rotary
 from vision.errors import UserError
 from vision.inference.translation import Writing, cross_attention, explain, translate
-from vision.vocabulary import START, Vocabulary
+from vision.vocabulary import NEVER, START, Vocabulary
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -46,6 +46,14 @@ def test_draws_follow_the_seed(model: EncoderDecoder) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
     greedy = [t[0].text for t in translate(model, TEXTS)]
     assert [t[0].text for t in translate(model, TEXTS, Writing(temperature=1.0, top_k=1))] == greedy
+
+
+@pytest.mark.parametrize("writing", [Writing(), Writing(beam=7, n_best=7), Writing(temperature=50.0)])
+def test_only_symbols_are_written(model: EncoderDecoder, writing: Writing) -> None:
+    """Padding, start and unknown are no symbols: a beam would hold texts twice that differ in them only."""
+    for targets in translate(model, TEXTS * 4, writing):
+        assert not any(set(target.tokens) & set(NEVER) for target in targets)
+        assert len({target.text for target in targets}) == len(targets)
 
 
 def test_the_greatest_length_cuts_and_says_so(model: EncoderDecoder) -> None:

@@ -23,7 +23,7 @@ from vision.errors import UserError
 from vision.optim import warmup_noam
 from vision.tasks import Sequence
 from vision.tasks.sequence import loss_sum
-from vision.vocabulary import PAD, START, STOP, Vocabulary
+from vision.vocabulary import NEVER, PAD, START, STOP, Vocabulary
 
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),
@@ -230,7 +230,7 @@ def test_rates_against_the_definition(beam: int, perturbed) -> None:
         for i in range(len(source)):  # one by one: a batch gives the same
             with torch.no_grad():
                 memory = task.model.encoder(source[i : i + 1, : real[i]])
-            prompt, limits = torch.tensor([[START]]), {"stop": STOP, "max_length": task.limits["target"]}
+            prompt, limits = torch.tensor([[START]]), {"stop": STOP, "never": NEVER, "max_length": task.limits["target"]}
             if beam == 1:
                 written = greedy(task.model.decoder, prompt, memory, **limits)[0].tokens
             else:
