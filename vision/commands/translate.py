@@ -62,7 +62,7 @@ def _parser() -> OptionParser:
     parser.add_argument("--temperature", type=float, metavar="T", help="with --sample: below 1 prefers probable symbols (1)")
     parser.add_argument("--top-k", type=positive, metavar="N", help="with --sample: among the N most probable symbols")
     parser.add_argument("--top-p", type=float, metavar="P", help="with --sample: among the fewest symbols of probability P")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="with --sample: the same seed draws the same (0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="with --sample: the same seed draws the same (0)")
     parser.add_argument("--max-length", type=positive, default=0, metavar="N", help="most symbols written (the model's limit)")
     parser.add_argument("--batch-size", type=positive, metavar="N", help="lines at once (32; on a terminal 1)")
     parser.add_argument("--explain", type=Path, metavar="FILE.png", help="draw where the model looked, for one text")
@@ -76,7 +76,7 @@ def read_writing(options: Any) -> Any:
     Raises:
         UserError: options that do not fit each other.
     """
-    drawing = [name for name in ("temperature", "top_k", "top_p") if getattr(options, name) is not None]
+    drawing = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(options, name) is not None]
     if drawing and not options.sample:
         raise UserError(f"--{drawing[0].replace('_', '-')} is of draws; give --sample too")
     if options.sample and (options.beam or options.n_best > 1):
@@ -96,7 +96,7 @@ def read_writing(options: Any) -> Any:
         temperature=temperature,
         top_k=options.top_k,
         top_p=options.top_p,
-        seed=options.seed,
+        seed=options.seed or 0,
         max_length=options.max_length,
     )
 

@@ -146,6 +146,7 @@ def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, m
         (["a", "--explain", "x.abc"], "use a name that ends in .png, .svg or .pdf"),
         (["a", "--explain", "no/x.png"], "cannot write no/x.png: No such file or directory"),
         (["a", "--top-k", "3"], "--top-k is of draws; give --sample too"),
+        (["a", "--seed", "3"], "--seed is of draws; give --sample too"),
         (["a", "--sample", "--beam", "3"], "--sample draws, --beam and --n-best search; use one of them"),
         (["a", "--sample", "--temperature", "0"], "--temperature 0 is not positive"),
         (["a", "--sample", "--top-p", "2"], "--top-p 2 is not in 0 < P <= 1"),
