@@ -28,7 +28,7 @@ class Writing:
         n_best: so many targets of each source, best first; at most `beam`.
         temperature: draws symbols instead of searching; below 1 prefers the probable ones.
         top_k, top_p: draws among the so many most probable ones, or among the fewest of this probability.
-        seed: of the draws.
+        seed: of the draws; torch takes 64 bits, with or without a sign.
         max_length: most symbols of a target, the stop included; 0 takes the model's, within its decoder's table of places.
 
     Raises:
@@ -48,6 +48,8 @@ class Writing:
             raise UserError(f"n_best={self.n_best} and beam={self.beam} do not fit; use 1 <= n_best <= beam")
         if self.temperature is None and (self.top_k is not None or self.top_p is not None):
             raise UserError("top_k and top_p are of draws; give a temperature too, such as 1")
+        if not -(2**63) <= self.seed < 2**64:
+            raise UserError(f"seed={self.seed} is not in {-(2**63)} <= seed <= {2**64 - 1}; use e.g. 0")
         if self.temperature is not None and self.beam > 1:
             raise UserError(f"beam={self.beam} searches and temperature={self.temperature:g} draws; use one of them")
 

@@ -148,6 +148,7 @@ def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, m
         (["a", "--top-k", "3"], "--top-k is of draws; give --sample too"),
         (["a", "--seed", "3"], "--seed is of draws; give --sample too"),
         (["a", "--sample", "--beam", "3"], "--sample draws, --beam and --n-best search; use one of them"),
+        (["a", "--sample", "--seed", "9" * 20], "99 is not in -9223372036854775808 <= seed <= 18446744073709551615; use e.g. 0"),
         (["a", "--sample", "--temperature", "0"], "--temperature 0 is not positive"),
         (["a", "--sample", "--top-p", "2"], "--top-p 2 is not in 0 < P <= 1"),
         (["a", "--beam", "2", "--n-best", "3"], "n_best=3 and beam=2 do not fit"),
