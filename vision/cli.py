@@ -37,6 +37,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "weights": ("tell what a file of weights holds, or convert it", "vision.commands.weights:weights"),
 }
 
+MEMORY_ADVICE = {"translate": "a smaller --beam, --batch-size or --max-length"}  # of other commands: they read pictures
+
 DONE, SOME_FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -69,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = SOME_FAILED
     except Exception as error:
-        message = user_message(error)
+        message = user_message(error, arguments[0] if arguments else None)
         if message is None:
             raise
         if os.environ.get("VISION_TRACEBACK") == "1":
@@ -97,10 +99,14 @@ def build(args: Sequence[str] | dict[str, Any], command: str = "fit") -> Trainer
     return import_module("vision.commands.training").run(command, args, run=False)
 
 
-def user_message(error: BaseException) -> str | None:
+def user_message(error: BaseException, command: str | None = None) -> str | None:
     """One line for an error that the user can mend, None for any other error.
 
     An error raised in a loader's worker process arrives as a text with the worker's traceback in it: its last line counts.
+
+    Args:
+        error: what a command raised.
+        command: which; the advice depends on it.
     """
     text = str(error)
     from_worker = re.match(r"Caught \w+ in \w+ worker process", text)
@@ -111,7 +117,8 @@ def user_message(error: BaseException) -> str | None:
         return " ".join(text.split())
     if is_out_of_memory(error):
         told = f" ({text.splitlines()[0]})" if text else ""
-        return text if text.startswith("out of memory") else f"out of memory{told}; try smaller pictures or fewer at once"
+        advice = MEMORY_ADVICE.get(command or "", "smaller pictures or fewer at once")
+        return text if text.startswith("out of memory") else f"out of memory{told}; try {advice}"
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         place = error.filename or "the run folder"
         return f"{place}: {os.strerror(error.errno)}; free some space or choose another --trainer.default_root_dir"

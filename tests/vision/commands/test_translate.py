@@ -166,3 +166,13 @@ def test_a_model_of_pictures_is_refused(model: EncoderDecoder, capsys: pytest.Ca
     model.vocabularies = {}
     assert run("a") == 2
     assert "w.ckpt does not translate texts; use a checkpoint that vision fit has written" in capsys.readouterr().err
+
+
+def test_a_full_memory_is_told_in_words_of_texts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args, **options) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("vision.inference.translation.write", full)
+    assert run("abc") == 2
+    expected_line = "error: out of memory; try a smaller --beam, --batch-size or --max-length\n"
+    assert capsys.readouterr().err == expected_line
