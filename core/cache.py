@@ -14,9 +14,10 @@ from core.coordinates import line, padded_line
 class KeyValueCache:
     """What a decoder keeps between steps: `decoder(tokens, memory, cache=cache)`, then `decoder(more, cache=cache)`.
 
-    Keys and values lie in buffers of the full length, made once and zero-filled (uninitialised memory may hold NaN, and a
-    weight of 0 times NaN is NaN), are written by index, and are read up to the last token. Those of the memory are computed
-    by the first call. Places, and which tokens are padding, are kept with them.
+    Keys and values lie in buffers, zero-filled (uninitialised memory may hold NaN, and a weight of 0 times NaN is NaN), are
+    written by index, and are read up to the last token. Buffers of up to `FIRST` tokens are made once, in their full length;
+    longer ones double from there, since most texts end long before the longest that is allowed. Keys and values of the
+    memory are computed by the first call. Places, and which tokens are padding, are kept with them.
 
     It keeps no gradients, is no part of the model, and serves one batch: make a new one for the next. The caches of two
     texts cannot be joined, since keys are stored as they were turned by their place.
@@ -29,6 +30,8 @@ class KeyValueCache:
     Raises:
         ValueError: sizes below 1.
     """
+
+    FIRST = 256  # tokens that there is room for from the start
 
     def __init__(self, layers: int, batch: int, length: int) -> None:
         if min(layers, batch, length) < 1:
@@ -118,9 +121,11 @@ class LayerCache:
         """
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("a key/value cache keeps no gradients; decode under torch.no_grad(), or train without a cache")
-        if self.keys is None or self.values is None:
-            self.keys, self.values = self.zeros(k), self.zeros(v)
         rows, end = self.whole.batch, self.whole.length
+        if self.keys is None or self.values is None:
+            self.keys, self.values = self.roomy(k[:, :, :0]), self.roomy(v[:, :, :0])
+        elif end > self.keys.shape[2]:
+            self.keys, self.values = self.roomy(self.keys[:rows]), self.roomy(self.values[:rows])
         for buffer, new in ((self.keys, k), (self.values, v)):
             buffer[:rows, :, end - new.shape[2] : end] = new
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
@@ -132,8 +137,15 @@ class LayerCache:
             self.cross = (keys.contiguous(), values.contiguous())
         return self.cross
 
-    def zeros(self, like: Float[Tensor, "b kv_heads n e"]) -> Float[Tensor, "b kv_heads m e"]:
-        return like.new_zeros(like.shape[0], like.shape[1], self.whole.capacity, like.shape[3])
+    def roomy(self, kept: Float[Tensor, "b kv_heads n e"]) -> Float[Tensor, "b kv_heads m e"]:
+        """A buffer that begins with these, and has room for all tokens."""
+        size = self.whole.FIRST
+        while size < self.whole.length:
+            size *= 2
+        rows, heads, n, width = kept.shape
+        buffer = kept.new_zeros(rows, heads, min(size, self.whole.capacity), width)
+        buffer[:, :, :n] = kept
+        return buffer
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         if self.keys is not None and self.values is not None:

@@ -115,6 +115,26 @@ def test_buffers_are_made_once_and_zero_filled():
     assert not any("cache" in name for name in model.state_dict())
 
 
+def test_longer_buffers_double_and_change_nothing(within, perturbed, monkeypatch):
+    """The longest text that is allowed takes no memory before one is as long."""
+    monkeypatch.setattr(KeyValueCache, "FIRST", 2)
+    model = perturbed(decoder(Rotary)).eval()
+    tokens, memory = torch.randint(SYMBOLS, (3, 11)), torch.randn(3, 5, 8)
+    cache, sizes, parts = model.new_cache(3, 11), [], []
+    order = torch.tensor([2, 0])
+    with torch.no_grad():
+        for i in range(11):
+            parts.append(model(tokens[:, i : i + 1], memory if i == 0 else None, cache=cache))
+            sizes.append(cache.layers[0].keys.shape[2])
+            if i == 4:  # rows leave, and the buffers grow afterwards
+                cache.select(order)
+                tokens, parts = tokens[order], [part[order] for part in parts]
+        within(torch.cat(parts, dim=1), model(tokens, memory[order]))
+    assert sizes == [2, 2, 4, 4, 8, 8, 8, 8, 11, 11, 11]
+    with torch.no_grad():
+        model(tokens, memory[order], cache=model.new_cache(2, 10**12))  # whole, it would be terabytes
+
+
 def test_errors():
     model, memory = decoder().eval(), torch.randn(2, 3, 8)
     two = torch.zeros(2, 2, dtype=torch.long)
