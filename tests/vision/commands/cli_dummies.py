@@ -73,6 +73,20 @@ class TinyNet(nn.Module):
         return self.layers(x)
 
 
+class PlainNet(TinyNet):
+    """Whose part may be none."""
+
+    def __init__(self, unit: Callable[[int], Unit] | None = Unit) -> None:
+        super().__init__(unit=nn.Identity if unit is None else unit)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.layers = net.layers
+
+
 def wide_net(width: int = 9) -> TinyNet:
     return TinyNet(width)
 

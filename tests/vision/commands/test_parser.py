@@ -50,3 +50,12 @@ def test_a_config_names_nothing_that_runs_code(name: str, capsys: pytest.Capture
 def test_sharding_on_a_cpu_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """PL #21812: FSDP needs a GPU; Lightning's own rule."""
     assert "`fsdp` requires a GPU" in refused(capsys, "--trainer.strategy=fsdp", "--trainer.accelerator=cpu")
+
+
+@pytest.mark.parametrize("outer", ["model", "model.net"])
+def test_null_is_null_however_deep_it_stands(outer: str) -> None:
+    """jsonargparse hands a nested null on as the text None, and said that no class has this name; in a file null works."""
+    nets = ["--model.net=cli_dummies.Wrapped"] * (outer == "model.net") + [f"--{outer}.net=cli_dummies.PlainNet"]
+    for value, kind in (("null", "Identity"), ("cli_dummies.Unit", "Unit")):
+        task = cli.build(["--config", "tiny.yaml", *nets, f"--{outer}.net.unit={value}"]).model
+        assert type(task.net.layers[1]).__name__ == kind
