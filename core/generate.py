@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,6 +113,7 @@ def sample(
     check_sampling(temperature, top_k, top_p)
 
     def choose(scores: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
+        refuse_nan(scores)
         weights = narrowed(scores / temperature, top_k, top_p).log_softmax(dim=-1).exp()
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
@@ -145,14 +147,21 @@ def beam_search(
         beam: sequences kept.
         n_best: at most `beam`.
         penalty: divides log-probabilities into scores; None is none.
+
+    Raises:
+        ValueError: scores that are NaN, which have no order.
     """
+    if penalty is not None and not callable(penalty):
+        raise ValueError(
+            f"penalty={penalty!r} does not tell which one; use GnmtPenalty({penalty!r}) or AveragePenalty({penalty!r})"
+        )
     if not 1 <= n_best <= beam:
         raise ValueError(f"n_best={n_best} and beam={beam} do not fit; use 1 <= n_best <= beam")
     penalty = GnmtPenalty(0.0) if penalty is None else penalty
-    stops, rows = as_stops(stop), len(prompt)
-    ended: list[list[Hypothesis]] = [[] for _ in range(rows)]
+    stops = as_stops(stop)
     with evaluating(decoder):
-        steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
+        steps, rows = start(decoder, prompt, memory, real, memory_real, max_length, cache), len(prompt)
+        ended: list[list[Hypothesis]] = [[] for _ in range(rows)]
         scores = steps.scores()
         allow = without(never, scores)
         log_probs = (scores.log_softmax(dim=-1) + allow)[:, None]  # one live sequence a row
@@ -163,6 +172,7 @@ def beam_search(
             width = log_probs.shape[1]
             total = (live[..., None] + log_probs).flatten(1)
             live, index = total.topk(min(beam, total.shape[1]), dim=1)
+            refuse_nan(live)
             parent, symbol = index // log_probs.shape[-1], index % log_probs.shape[-1]
             symbols = torch.cat([symbols.take_along_dim(parent[..., None], dim=1), symbol[..., None]], dim=2)
             ends = among(symbol, stops)
@@ -243,6 +253,8 @@ def start(
 ) -> CachedSteps | WholeSteps:
     if max_length < 1:
         raise ValueError(f"max_length={max_length} leaves nothing to generate; use 1 or more")
+    if prompt.ndim != 2:
+        raise ValueError(f"prompt of shape {tuple(prompt.shape)} is no batch of rows; give it 2 axes, such as prompt[None]")
     if 0 in prompt.shape:
         raise ValueError(f"prompt of shape {tuple(prompt.shape)} is empty; begin each row with a start symbol")
     if real is not None:
@@ -285,7 +297,15 @@ def without(never: Collection[int], scores: Float[Tensor, "b v"]) -> Float[Tenso
 
 
 def as_stops(stop: int | Collection[int]) -> list[int]:
-    return [stop] if isinstance(stop, int) else list(stop)
+    stops = [stop] if isinstance(stop, int) else stop
+    if isinstance(stops, Tensor) or not all(isinstance(symbol, Integral) for symbol in stops):
+        raise ValueError(f"stop={stop!r} is no whole number, or several; use stop=0, or tensor.tolist()")
+    return list(stops)
+
+
+def refuse_nan(scores: Float[Tensor, "*b"]) -> None:
+    if bool(scores.isnan().any()):
+        raise ValueError("the scores of the next symbol are NaN; look for NaN in the model's weights and in its input")
 
 
 def among(symbols: Int[Tensor, "*b"], stops: list[int]) -> Bool[Tensor, "*b"]:

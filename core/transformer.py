@@ -69,6 +69,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         check_order(order, ("pre", "post"))
+        check_sizes(depth, hidden)
         self.dim = dim
         self.embedding = TokenEmbedding(vocabulary, dim)
         self.position = position(Site(dim, heads, extent=(max_length,)))
@@ -132,6 +133,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         check_order(order, ("pre", "post"))
+        check_sizes(depth, hidden)
         self.dim, self.memory_dim = dim, memory_dim
         self.embedding = TokenEmbedding(vocabulary, dim)
         self.position = position(Site(dim, heads, extent=(max_length,), causal=True))
@@ -254,6 +256,11 @@ class EncoderDecoder(nn.Module):
             segments=target_segments,
             memory_segments=source_segments,
         )
+
+
+def check_sizes(depth: int, hidden: int) -> None:
+    if depth < 0 or hidden < 1:
+        raise ValueError(f"depth={depth} and hidden={hidden} make no stack of blocks; use depth >= 0 and hidden >= 1")
 
 
 def in_blocks(position: Position) -> Shared | None:

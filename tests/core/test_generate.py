@@ -250,3 +250,21 @@ def test_errors():
         greedy(model, starts(1).repeat(1, 2), memory, **usual, real=torch.tensor([[True, False]]))
     with pytest.raises(ValueError, match=r"^places 24 to 24 leave 0 to 23: the places of a learned table of 24"):
         greedy(model, starts(1), memory, stop=(), max_length=30)
+
+
+def test_what_has_no_order_or_no_rows_is_refused_in_one_line(unchecked):
+    model, memory = decoder(), torch.randn(1, 3, 6)
+    usual = {"stop": STOP, "max_length": 5}
+    for write in (greedy, beam_search):
+        with pytest.raises(ValueError, match=r"^prompt of shape \(1,\) is no batch of rows; give it 2 axes, such as prompt"):
+            write(model, torch.tensor([START]), memory, **usual)
+        for stop in (torch.tensor(0), torch.tensor([0, 2]), 0.5 * torch.ones(()), ["0"]):
+            with pytest.raises(ValueError, match=r"is no whole number, or several; use stop=0, or tensor.tolist\(\)$"):
+                write(model, starts(1), memory, stop=stop, max_length=5)
+    with pytest.raises(ValueError, match=r"^penalty=0.6 does not tell which one; use GnmtPenalty\(0.6\) or AveragePenalty"):
+        beam_search(model, starts(1), memory, **usual, penalty=0.6)
+    with torch.no_grad():
+        model.output.weight[3] = float("nan")
+    for write in (beam_search, sample):
+        with pytest.raises(ValueError, match=r"^the scores of the next symbol are NaN; look for NaN in the model's weights"):
+            write(model, starts(1), memory, **usual)

@@ -239,3 +239,10 @@ def test_errors_of_shapes(unchecked):
         model(symbols(2, 4), real=torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^segments of shape \(2, 3\) are not \(2, 4\), the tokens'; give each token a number$"):
         model(symbols(2, 4), segments=torch.ones(2, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("sizes", [{"depth": -1}, {"hidden": 0}])
+@pytest.mark.parametrize("part", [Encoder, Decoder])
+def test_sizes_that_make_no_stack_are_refused(part, sizes):
+    with pytest.raises(ValueError, match=r"^depth=-?\d+ and hidden=\d+ make no stack of blocks; use depth >= 0 and hidden >= 1$"):
+        part(5, 16, heads=2, **sizes)

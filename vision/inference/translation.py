@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,7 +127,10 @@ def write(
             }
             return [[found] for found in sample(model.decoder, prompt, memory, **options, **drawn)]
         if writing.beam == 1:
-            return [[found] for found in greedy(model.decoder, prompt, memory, **options)]
+            found = greedy(model.decoder, prompt, memory, **options)
+            if any(math.isnan(each.log_prob) for each in found):
+                raise UserError("the scores of the next symbol are NaN; look for NaN in the model's weights")
+            return [[each] for each in found]
         return beam_search(model.decoder, prompt, memory, beam=writing.beam, n_best=writing.n_best, **options)
     except ValueError as error:  # past a learned table, a temperature of 0, ...
         raise UserError(str(error)) from error
