@@ -19,10 +19,8 @@ from core.position.table import whole_index
 from core.window import WindowAttention, lay_out, regions
 from vision.errors import UserError
 from vision.models.dat import DAT, PLUS
-from vision.models.dat_convolutions import OverlappingStem
-from vision.models.stem import PatchEmbedding
 from vision.weights.family import Adapted, Converted
-from vision.weights.fit import fit_channels, fit_classes, fit_eps, fit_patches
+from vision.weights.fit import fit_classes, fit_eps, fit_options, fit_stem
 from vision.weights.read import Weights
 
 MODEL = DAT
@@ -220,16 +218,26 @@ def adapt(converted: Converted, model: DAT) -> Adapted:
     """The weights in the model's sizes: classes, channels, patches, tables."""
     fit = Adapted(dict(converted.state))
     fit_classes(fit, model, model.head, "head.", reset=reset_head)
-    if isinstance(model.stem, OverlappingStem):
-        fit_channels(fit, "stem.halve.weight", model.in_chans)
-    elif isinstance(model.stem, PatchEmbedding):
-        fit_channels(fit, "stem.proj.weight", model.in_chans)
-        fit_patches(fit, "stem.proj.weight", model.stem.reduction)
+    fit_stem(fit, model)
     fit_tables(fit, model)
     fit_eps(fit, model, converted.options.get("eps"))
     if "kinds" in converted.options:
         fit.problems += other_kinds(converted.options["kinds"], model)
+    fit_own(fit, model, converted.own)
     return fit
+
+
+def fit_own(fit: Adapted, model: DAT, own: Mapping[str, Any]) -> None:
+    """What no tensor tells; of deformable attention only where there is some."""
+    kinds = kinds_of_model(model)
+    if "kinds" in own:
+        theirs = [(kind * len(ours))[: len(ours)] for kind, ours in zip(own["kinds"], kinds, strict=False)]
+        fit.problems += other_kinds(theirs, model)
+    if any("D" in kind for kind in kinds):
+        fit_options(fit, model, own, ["offset_range", "reference"])
+    strides = zip(kinds, own.get("strides", ()), model.options["strides"], strict=False)
+    if any("D" in kind and a != b for kind, a, b in strides):
+        fit_options(fit, model, own, ["strides"])
 
 
 def other_kinds(kinds: Sequence[str], model: DAT) -> list[str]:

@@ -20,12 +20,14 @@ class Converted:
         options: of the model, as far as the source tells them beyond the tensors' shapes.
         dropped: names of the source that our model does without, and that change nothing.
         notes: what the reader should know.
+        own: all options of a source of ours that the model is to share.
     """
 
     state: dict[str, Tensor]
     options: dict[str, Any] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    own: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Adapted:
         fresh: the model's names that the source has nothing for, and which get new values.
         problems: why the weights would not do in this model what they do at home, each with its fix.
         actions: what is left to do to the model, once it is sure that the weights go in.
+        notes: what the reader should know.
     """
 
     state: dict[str, Tensor]
@@ -45,6 +48,7 @@ class Adapted:
     fresh: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     actions: list[Callable[[], object]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Family(Protocol):

@@ -79,9 +79,11 @@ def load_weights(model: nn.Module, source: Source, *, strict: bool = True, ema: 
     return fill(model, read(source, ema=ema), strict=strict)
 
 
-def fill(model: nn.Module, weights: Weights, *, strict: bool = True) -> Report:
+def fill(model: nn.Module, weights: Weights, *, strict: bool = True, chosen: Collection[str] = ()) -> Report:
+    """`load_weights`, but options in `chosen` may differ from those of a source of ours."""
     target = trunk(model)
     layout, converted = convert(weights, target)
+    converted.own = {name: value for name, value in converted.own.items() if name not in chosen}
     family = next((family for family in FAMILIES.values() if isinstance(target, family.MODEL)), None)
     fit = family.adapt(converted, target) if family else Adapted(dict(converted.state))
     is_pruned = isinstance(model, Features)
@@ -119,13 +121,15 @@ def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
 
 def from_layout(weights: Weights, state: dict[str, Tensor], layout: Layout) -> Converted:
     if layout.name == "vision":
-        return Converted(state, options=own_options(weights))
+        options = own_options(weights)
+        told = ("heads", "global_pool", "eps", "window_size", "img_size", "patch_size", "position")
+        return Converted(state, options={name: options[name] for name in told if name in options}, own=options)
     peeled_weights = Weights(weights.name, state, module=weights.module, config=weights.config)
     return FAMILIES[layout.family].from_layout(peeled_weights, layout.name)
 
 
 def own_options(weights: Weights) -> dict[str, Any]:
-    """What a file or module of ours tells of the function that its tensors' shapes do not show."""
+    """The options of a file or module of ours, and the eps of its norms."""
     if weights.module is not None:
         options = dict(getattr(weights.module, "options", {}))
         eps = [module.eps for module in weights.module.modules() if isinstance(module, nn.LayerNorm)]
@@ -134,8 +138,7 @@ def own_options(weights: Weights) -> dict[str, Any]:
         options = dict(((weights.card or {}).get("model") or {}).get("init_args") or {})
         norm = options.get("norm")
         options |= (norm.get("init_args") or {}) if isinstance(norm, Mapping) else {}
-    told = ("heads", "global_pool", "eps", "window_size", "img_size", "patch_size", "position")
-    return {name: options[name] for name in told if name in options}
+    return options
 
 
 @torch.no_grad()
@@ -145,15 +148,16 @@ def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, sour
     first = first_names(tensors)  # tied tensors have several names, and a file one of them or all
     state = {first.get(name, name): tensor for name, tensor in fit.state.items()}
     wrong = {n: t for n, t in state.items() if n in tensors and t.shape != tensors[n].shape}
-    report = Report(source, "", adapted=list(fit.adapted))
+    report = Report(source, "", adapted=list(fit.adapted), notes=list(fit.notes))
     report.loaded = [n for n in tensors if n in state and n not in wrong]
     report.missing = [n for n in tensors if first[n] == n and n not in fit.fresh and n not in report.loaded]
     report.unexpected = [n for n in state if n not in tensors or n in wrong]
-    report.notes += [f"{n} is {shape(t)}, the model's {shape(tensors[n])}" for n, t in wrong.items()]
+    misfits = [f"{n} is {shape(t)}, the model's {shape(tensors[n])}" for n, t in wrong.items()]
+    report.notes += misfits
     if is_pruned:  # a backbone has dropped the parts that its maps do not need
         report.dropped, report.unexpected = [n for n in report.unexpected if n not in wrong], list(wrong)
     if strict:
-        check(report, fit, model, wrong, state)
+        check(report, fit, model, misfits, state)
     for name in report.loaded:
         tensors[name].copy_(state[name])
     for action in fit.actions:
@@ -163,18 +167,18 @@ def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, sour
     return report
 
 
-def check(report: Report, fit: Adapted, model: nn.Module, wrong: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str], state: Mapping[str, Tensor]) -> None:
     """Raises: UserError: the first thing that is wrong, with some names and the fix."""
     where = f"{report.source} does not fit {type(model).__name__}"
     fix = "use vision.load_model(source) for the model it was made for, or strict=False to load what fits"
-    if wrong:
-        raise UserError(f"{where}: {some(report.notes, 2, '; ')}; {fix}")
+    if fit.problems:  # first: they say why shapes differ, where they do
+        raise UserError(f"{where}: {'; '.join(fit.problems)}, or strict=False")
+    if misfits:
+        raise UserError(f"{where}: {some(misfits, 2, '; ')}; {fix}")
     if report.missing or report.unexpected:
         parts = [("lacks", report.missing), ("has, unexpected,", report.unexpected)]
         said = " and ".join(f"it {verb} {some(names, 3)}" for verb, names in parts if names)
         raise UserError(f"{where}: {said}; {fix}")
-    if fit.problems:
-        raise UserError(f"{where}: {'; '.join(fit.problems)}, or strict=False")
     broken = [name for name in report.loaded if not torch.isfinite(state[name]).all()]
     if broken:
         raise UserError(
@@ -207,6 +211,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
     weights = read(source, ema=ema)
     card = card_of(weights)
     if card is not None:
+        check_heads(card["model"].get("init_args") or {}, options)
         model: Any = build(with_options(card["model"], options), allow=allow)
     else:
         layout, state = known_layout(weights)
@@ -218,8 +223,9 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         except UserError as error:
             raise UserError(f"{weights.name}: {error}") from error
         check_options(family.MODEL, options)
+        check_heads(told, options)
         model = cast("Any", family.MODEL(**{**told, **options}))
-    model.weights_report = fill(model, weights)
+    model.weights_report = fill(model, weights, chosen=options)
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
     model.classes, model.preprocessing = classes if same else [], preprocessing
@@ -256,9 +262,16 @@ def known_layout(weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
         if layout is not None and layout.family in FAMILIES:
             return layout, state
         found = found or layout
-    known = ", ".join(f"{x.family} ({x.name})" for x in LAYOUTS if x.family in FAMILIES)
+    known = ", ".join(dict.fromkeys(f"{x.family} ({x.name})" for x in LAYOUTS if x.family in FAMILIES))
     what = f"holds a {found.family} ({found.name})" if found else f"has no known names ({some(list(weights.state), 3)})"
     raise UserError(f"{weights.name} {what}; models are built from files of ours and from {known}")
+
+
+def check_heads(told: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises: UserError: one number of heads for a model that has one a stage."""
+    heads = told.get("heads")
+    if isinstance(heads, (list, tuple)) and isinstance(options.get("heads"), int):
+        raise UserError(f"heads={options['heads']}: the source tells the heads of each stage, {tuple(heads)}; leave heads out")
 
 
 def check_options(model: type[nn.Module], options: Mapping[str, Any]) -> None:

@@ -125,6 +125,8 @@ def locate(source: str | PathLike[str]) -> Path:
         if found is None:
             raise UserError(f"{path} is a folder without {' or '.join(FOLDER_FILES)}; pass the file of weights")
         return found
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a device or pipe, and weights are read from files; pass a file of weights")
     if not path.is_file():
         others = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, others, n=1)

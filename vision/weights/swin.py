@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from core import ContinuousBias, LayerNorm, RelativeTable
 from core.position.table import all_distances, whole_index
 from vision.errors import UserError
-from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import init_weights
 from vision.weights.family import Adapted, Converted
-from vision.weights.fit import fit_channels, fit_classes, fit_eps, fit_patches
+from vision.weights.fit import fit_classes, fit_eps, fit_options, fit_stem
 from vision.weights.read import Weights
 from vision.weights.windows import (
     fit_extents,
@@ -235,11 +234,11 @@ def adapt(converted: Converted, model: Swin) -> Adapted:
     """The weights in the model's sizes: classes, channels, patches, windows, eps."""
     fit, told = Adapted(dict(converted.state)), converted.options
     fit_classes(fit, model, model.head, "head.", reset=init_weights)
-    if isinstance(model.stem, ConvStem):
-        fit_channels(fit, "stem.convolutions.0.weight", model.in_chans)
-    elif isinstance(model.stem, PatchEmbedding):
-        fit_channels(fit, "stem.proj.weight", model.in_chans)
-        fit_patches(fit, "stem.proj.weight", model.stem.reduction)
+    fit_stem(fit, model)
+    fit_options(fit, model, converted.own, ["heads", "position"], position=model.default_position)
+    before, after = converted.own.get("padding"), model.options["padding"]
+    if before not in (None, after):
+        fit.notes.append(f"the source has padding={before!r}, the model {after!r}: other numbers where windows do not fit a map")
     told = of_options(told, len(model.stages)) | told
     fit_windows(fit, model, told.get("windows", ()))
     fit_extents(fit, model, told.get("extents", ()))

@@ -15,12 +15,11 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Attention, LayerNorm, Learned
+from core import Attention, LayerNorm, Learned, Position, RelativeTable
 from vision.errors import UserError
-from vision.models.stem import ConvStem, PatchEmbedding
 from vision.models.vit import ViT, init_weights
 from vision.weights.family import Adapted, Converted
-from vision.weights.fit import fit_channels, fit_classes, fit_eps, fit_patches, fit_table
+from vision.weights.fit import fit_classes, fit_distances, fit_eps, fit_options, fit_stem, fit_table
 from vision.weights.read import Weights
 
 MODEL = ViT
@@ -324,13 +323,9 @@ def adapt(converted: Converted, model: ViT) -> Adapted:
     """The weights in the model's sizes: classes, channels, patches, positions, eps."""
     fit, told = Adapted(dict(converted.state)), converted.options
     fit_classes(fit, model, model.heads, "heads.", reset=init_weights)
-    if isinstance(model.stem, ConvStem):
-        fit_channels(fit, "stem.convolutions.0.weight", model.in_chans)
-    elif isinstance(model.stem, PatchEmbedding):
-        fit_channels(fit, "stem.proj.weight", model.in_chans)
-        fit_patches(fit, "stem.proj.weight", model.stem.reduction)
-    if isinstance(model.position, Learned):
-        fit_positions(fit, model.position, told.get("grid"))
+    fit_stem(fit, model)
+    fit_position(fit, model.position, told.get("grid"))
+    fit_options(fit, model, converted.own, ["position"])
     fit_eps(fit, model, told.get("eps"))
     heads = next((module.heads for module in model.modules() if isinstance(module, Attention)), None)
     if heads is not None and told.get("heads", heads) != heads:
@@ -344,9 +339,18 @@ def adapt(converted: Converted, model: ViT) -> Adapted:
     return fit
 
 
-def fit_positions(fit: Adapted, position: Learned, grid: tuple[int, int] | None) -> None:
+def fit_position(fit: Adapted, position: Position, grid: tuple[int, int] | None) -> None:
+    """Every table of the position, which may be several kinds."""
+    for name, part in position.named_modules(prefix="position"):
+        if isinstance(part, Learned):
+            fit_positions(fit, part, f"{name}.table", grid)
+        elif isinstance(part, RelativeTable):
+            fit_distances(fit, f"{name}.table", part)
+
+
+def fit_positions(fit: Adapted, position: Learned, name: str, grid: tuple[int, int] | None) -> None:
     """A table of another grid, with or without rows for the prefix tokens."""
-    table, tokens = fit.state.get("position.table"), fit.state.get("prefix_tokens")
+    table, tokens = fit.state.get(name), fit.state.get("prefix_tokens")
     if table is None or table.ndim != 2 or table.shape[1] != position.table.shape[1]:
         return
     own, count = position.prefix, 0 if tokens is None else tokens.shape[1]
@@ -359,7 +363,7 @@ def fit_positions(fit: Adapted, position: Learned, grid: tuple[int, int] | None)
     elif own and not rows:
         fit.adapted.append("the table gets rows of zeros for the class token and registers")
         prefix = table.new_zeros(own, table.shape[1])
-    fit.state["position.table"] = torch.cat([prefix, places])
+    fit.state[name] = torch.cat([prefix, places])
 
 
 # Ours to theirs
