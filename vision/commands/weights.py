@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vision.weights.detect import Layout
     from vision.weights.read import Weights
 
-LAYOUT_NAMES = ("vision", "timm", "torchvision", "huggingface", "microsoft", "official")  # `save_weights` knows which are whose
+LAYOUT_NAMES = ("vision", "timm", "torchvision", "huggingface", "official")  # `save_weights` knows which are whose
 
 # What is known of the licences of published weights, by layout or by family and layout. No file tells its own.
 LICENCES = {
@@ -79,6 +79,8 @@ def convert(args: list[str]) -> int:
     parser.add_argument("output", type=Path, metavar="OUTPUT.safetensors", help="a new file")
     parser.add_argument("--layout", required=True, choices=LAYOUT_NAMES, help="vision is ours, which rebuilds the model alone")
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where neither file nor width tells them")
+    parser.add_argument("--window-size", type=positive, metavar="N", help="of Swin, where the file does not tell it (Swin v2)")
+    parser.add_argument("--img-size", type=positive, metavar="N", help="pixels a side that the window is meant for, beside it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ema", action="store_true", help="the averaged weights, where the file holds them too (the default)")
     which.add_argument("--raw", action="store_true", help="the weights as the optimizer left them")
@@ -93,8 +95,9 @@ def convert(args: list[str]) -> int:
     source = read(options.file, ema=not options.raw)
     if options.ema and not source.is_average:
         raise UserError(f"{options.file} holds no averaged weights beside the raw ones; leave out --ema")
-    model = vision.load_model(options.file, ema=not options.raw, **({"heads": options.heads} if options.heads else {}))
-    card = card_of(source) if options.layout == "vision" and not options.heads else None
+    given = {name: getattr(options, name) for name in ("heads", "window_size", "img_size") if getattr(options, name)}
+    model = vision.load_model(options.file, ema=not options.raw, **given)
+    card = card_of(source) if options.layout == "vision" and not given else None
     vision.save_weights(model, options.output, layout=options.layout, card=card)
     print(f"{options.output}: {model.weights_report.layout} -> {options.layout}, {len(model.weights_report.loaded)} tensors")
     return DONE
@@ -123,7 +126,7 @@ def describe(file: Path) -> dict[str, str]:
         classes = options.get("num_classes")
         if classes is not None:
             found["classes"] = f"{classes}{listed(card)}" if classes else "none (features)"
-        found["input"] = input_of(options, card)
+        found |= texts(card) if card and card.get("vocabularies") else {"input": input_of(options, card)}
     elif problem:
         found["size"] = problem
     if degradation := (card or {}).get("degradation"):
@@ -241,6 +244,27 @@ def input_of(options: Mapping[str, Any], card: Mapping[str, Any] | None) -> str:
     side = f"{'x'.join(map(str, size))} pixels" if size else "any size"
     channels = options.get("in_chans", used.get("channels", 3))
     return f"{side}, {channels} channel{'s' if channels != 1 else ''}"
+
+
+def texts(card: Mapping[str, Any]) -> dict[str, str]:
+    """What a model that writes sequences reads and writes."""
+    limits, channels = card.get("limits") or {}, deep(card["model"], "in_chans")
+    told = {}
+    for name, side in (("input", "source"), ("output", "target")):
+        if side in card["vocabularies"]:
+            vocabulary = card["vocabularies"][side]
+            longest = f", up to {limits[side]}" if side in limits else ""
+            told[name] = f"{vocabulary.get('by', 'symbols')} of a vocabulary of {len(vocabulary['symbols'])}{longest}"
+        else:
+            told[name] = "pictures" + (f", {channels} channel{'s' if channels != 1 else ''}" if channels else "")
+    return told
+
+
+def deep(spec: Any, name: str) -> Any:
+    """The first option of this name in a description."""
+    if not isinstance(spec, Mapping):
+        return None
+    return spec[name] if name in spec else next((found for part in spec.values() if (found := deep(part, name))), None)
 
 
 def listed(card: Mapping[str, Any] | None, most: int = 5) -> str:

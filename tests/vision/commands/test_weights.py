@@ -12,7 +12,10 @@ import torchvision
 from safetensors.torch import load_file
 
 import vision
+from core import Decoder, Encoder, EncoderDecoder
 from vision.cli import main
+from vision.models import ImageEncoder
+from vision.vocabulary import Vocabulary
 
 VIT = {"depth": 2, "dim": 192, "heads": 3, "img_size": 32, "patch_size": 8, "num_classes": 4}
 
@@ -40,6 +43,36 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
     return err
+
+
+def test_windows_of_swin_v2_are_given_and_heads_of_swin_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "num_classes": 3, "img_size": 64, "window_size": 8}
+    for name, sort in (("v1", timm.models.SwinTransformer), ("v2", timm.models.SwinTransformerV2)):
+        torch.save({k: v for k, v in sort(**sizes).state_dict().items() if "coords_table" not in k}, f"{name}.pth")
+    told = ["--window-size", "8", "--img-size", "64"]
+    assert "pass them: vision.load_model" in refused(["convert", "v2.pth", "o.safetensors", "--layout", "vision"], capsys)
+    assert main(["weights", "convert", "v2.pth", "v2.safetensors", "--layout", "vision", *told]) == 0
+    assert vision.load_model("v2.safetensors").options["window_size"] == 8
+    said = refused(["convert", "v1.pth", "o.safetensors", "--layout", "vision", "--heads", "7"], capsys)
+    assert "heads=7: the source tells the heads of each stage, (1, 2); leave heads out" in said
+    assert "microsoft" in refused(["convert", "v1.pth", "o.safetensors", "--layout", "microsoft"], capsys)
+    said = refused(["convert", "v1.pth", "o.safetensors", "--layout", "official"], capsys)
+    assert "layout='official' is not defined for Swin" in said
+    assert "/dev/zero is a device or pipe" in refused(["inspect", "/dev/zero"], capsys)
+
+
+def test_what_a_model_reads_and_writes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"vocabulary": 9, "dim": 8, "depth": 1, "heads": 2, "hidden": 8}
+    vocabulary = Vocabulary(list("abc"))
+    texts = EncoderDecoder(Encoder(**sizes), Decoder(memory_dim=8, **sizes))
+    backbone = vision.create_model("vit_tiny_patch16_224", in_chans=1, **{k: v for k, v in VIT.items() if k != "num_classes"})
+    pictures = EncoderDecoder(ImageEncoder(backbone, 8), Decoder(memory_dim=8, **sizes))
+    for name, model, sides in (("t", texts, ("source", "target")), ("p", pictures, ("target",))):
+        model.vocabularies, model.limits = dict.fromkeys(sides, vocabulary), dict.fromkeys(sides, 7)
+        vision.save_weights(model, f"{name}.safetensors")
+    read, seen = inspected("t.safetensors", capsys), inspected("p.safetensors", capsys)
+    assert read["input"] == read["output"] == "characters of a vocabulary of 3, up to 7"
+    assert (seen["input"], seen["output"]) == ("pictures, 1 channel", "characters of a vocabulary of 3, up to 7")
 
 
 def checkpoint(path: str = "run.ckpt") -> tuple[torch.nn.Module, torch.nn.Module]:
