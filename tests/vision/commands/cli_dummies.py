@@ -112,7 +112,7 @@ class TinyTask(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         if self.global_step == self.hparams["interrupt_at"]:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # in this thread, at this line
         if self.global_step == self.hparams["fail_at"]:
             raise RuntimeError("a bug of the user")
         self.seen_lr.append(self.trainer.optimizers[0].param_groups[0]["lr"])

@@ -13,11 +13,12 @@ import resource, torch
 from vision.commands.allocator import keep_freed_memory
 kept = {keep} and keep_freed_memory()
 torch.set_num_threads(1)
-for _ in range(10):  # until the heap has grown
-    torch.ones(2**21) + 1  # 8 MiB each
+[torch.ones(2**20) for _ in range(40)]  # the heap grows to 160 MiB, all free again
+for _ in range(3):
+    [torch.ones(2**23) for _ in range(2)]  # 32 MiB each, which glibc would take from the system and give back
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
-    torch.ones(2**21) + 1
+    [torch.ones(2**23) for _ in range(2)]
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -36,7 +37,8 @@ def test_freed_memory_is_used_again() -> None:
     kept, used_again = pages(keep=True)
     if kept == "False":
         pytest.skip("another C library than glibc")
-    assert used_again < given_back / 10
+    assert used_again < 2000  # of 327,680 pages
+    assert used_again <= given_back
 
 
 def test_the_users_own_settings_stay() -> None:
