@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("workplace")
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-def test_ctrl_c_saves_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_saves_and_says_where(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell starts the tests with &
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGINT)
     line = failing(["fit", "--config", "tiny.yaml", "--model.interrupt_at=6"], 130, capsys)
     last = "runs/tiny/1/checkpoints/last.ckpt"
