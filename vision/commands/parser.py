@@ -30,10 +30,11 @@ def refuse_dangerous_names() -> None:
 class Parser(LightningArgumentParser):
     """Raises UserError with one line where jsonargparse prints the usage, fifty lines of it, and leaves the program."""
 
-    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
-        if args is not None and not self.exit_on_error:  # an inner parser: the outer one hands its null on as Python's None
-            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", word) for word in args]
-        return super().parse_args(args, *rest, **options)
+    def parse_args(self, *args: Any, **options: Any) -> Any:
+        words, *rest = args or [options.pop("args", None)]
+        if words is not None and not self.exit_on_error:  # an inner parser: the outer one hands its null on as Python's None
+            words = [re.sub(r"^(--[^=]+=)None$", r"\1null", word) for word in words]
+        return super().parse_args(words, *rest, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # an inner parser, that of one class: the outer one reports
