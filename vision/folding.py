@@ -1,13 +1,13 @@
 """`vision.optimize`: a copy of a model for inference, with what can be computed once computed once.
 
-What is folded, each by a function of its own, and what it saves (`vision bench --cases optimize` measures the whole):
+What is folded, each by a function of its own (`vision bench --cases optimize` measures the whole):
 
-- Weights in the order that the product reads, GELU applied while its input is in the cache: about 15 % of ViT-S and Swin-T
-  in fp32 on one thread, and the products of Restormer's FFN up to half where its width is odd.
-- Layer scales in the projection before them, the bias of windows as one tensor: a pass over the tokens, a few per cent.
+- Weights in the order that the product reads, GELU applied while its input is in the cache; the hidden channels of Restormer's
+  FFN padded once.
+- Layer scales in the projection before them, the bias of windows as one tensor: each saves a pass over the tokens.
 
-What is not, because it was no faster: scale and bias of a norm in the next product (LayerNorm's kernel takes as long without
-them), the scale of the queries in their weights (SDPA's kernel multiplies anyway). Queries, keys and values are one
+What is not: scale and bias of a norm in the next product (LayerNorm's kernel takes as long without them), the scale of the
+queries in their weights (SDPA's kernel multiplies anyway). Queries, keys and values are one
 product in the models themselves, as is Restormer's output projection with its attention weights.
 """
 

@@ -6,10 +6,11 @@ import datetime
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from vision.callbacks.machine import cores, processor
 
 PACKAGES = ("vision-core", "torch", "torchvision", "timm", "transformers", "x-transformers", "spandrel_extra_arches")
 
@@ -17,7 +18,7 @@ PACKAGES = ("vision-core", "torch", "torchvision", "timm", "transformers", "x-tr
 def describe(threads: int, device: str) -> dict[str, Any]:
     found = {
         "processor": processor(),
-        "processors": os.cpu_count(),
+        "processors": cores(),
         "threads": threads,
         "system": f"{platform.system()} {platform.machine()}",
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
@@ -28,14 +29,6 @@ def describe(threads: int, device: str) -> dict[str, Any]:
     if device.startswith("cuda"):
         found["device"] = torch.cuda.get_device_name(device)
     return found
-
-
-def processor() -> str:
-    """Its name, as far as the system tells."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return name or platform.processor() or platform.machine()
 
 
 def tell(package: str) -> str:
