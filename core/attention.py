@@ -129,8 +129,9 @@ def any_along(mask: Bool[Tensor, "..."], dim: int) -> Bool[Tensor, "..."]:
 
 
 def asking_is_free(x: Tensor) -> bool:
-    """Whether Python may look at numbers: a GPU would have to wait for it, and torch.compile would break the graph."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether Python may look at numbers: a GPU would have to wait for it, torch.compile would break the graph, and other kinds
+    of tensors only pretend to have some."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and type(x) is Tensor
 
 
 def repeat_heads(x: Float[Tensor, "b kv_heads k e"], heads: int) -> Float[Tensor, "b heads k e"]:

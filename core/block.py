@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from core.cache import LayerCache
 from core.dropout import Dropout
@@ -113,6 +114,16 @@ class Block(nn.Module):
             return self.norm2(x + self.drop(self.scale2(self.ffn(x))))
         x = x + self.drop(self.scale1(self.norm1(self.attention(x, **context))))
         return x + self.drop(self.scale2(self.norm2(self.ffn(x))))
+
+
+def run_through(
+    block: nn.Module, x: Float[Tensor, "b ... d"], *, checkpointing: bool, **context: Any
+) -> Float[Tensor, "b ... d"]:
+    """`block(x, **context)`. With checkpointing, its activations are not kept for the gradient but computed again when the
+    backward pass comes to them (Chen et al. 2016)."""
+    if checkpointing and torch.is_grad_enabled():
+        return checkpoint(block, x, use_reentrant=False, **context)
+    return block(x, **context)
 
 
 class CrossBlock(nn.Module):

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from core.attention import Attention
-from core.block import Block, CrossBlock, check_order
+from core.block import Block, CrossBlock, check_order, run_through
 from core.cache import KeyValueCache
 from core.dropout import Dropout
 from core.embedding import TokenEmbedding
@@ -89,7 +89,12 @@ class Encoder(nn.Module):
             for _ in range(depth)
         )
         self.norm = norm(dim) if order == "pre" else nn.Identity()
+        self.checkpointing = False
         self.blocks.apply(initialise)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.checkpointing = enable
 
     def forward(
         self, tokens: Int[Tensor, "b n"], *, real: Real | None = None, segments: Segments | None = None
@@ -98,7 +103,7 @@ class Encoder(nn.Module):
         rows = read_rows(tokens, real, segments)
         x, mask = self.dropout(self.position.embed(self.embedding(tokens), rows.at)), rows.keys()
         for block in self.blocks:
-            x = block(x, at=rows.at, mask=mask)
+            x = run_through(block, x, checkpointing=self.checkpointing, at=rows.at, mask=mask)
         return self.norm(x)
 
 
@@ -150,11 +155,16 @@ class Decoder(nn.Module):
             parts.append(make_ffn(dim, hidden, dropout=dropout))
             self.blocks.append(build(dim, *parts, norm=norm, order=order, dropout=dropout))
         self.norm = norm(dim) if order == "pre" else nn.Identity()
+        self.checkpointing = False
         # Tied scores use the embedding's own parameter: no second name for it that a copy or a file could set apart.
         self.output = None if tied else nn.Linear(dim, vocabulary, bias=False)
         self.blocks.apply(initialise)
         if self.output is not None:
             self.output.apply(initialise)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As `Encoder.set_grad_checkpointing`; never for cached tokens."""
+        self.checkpointing = enable
 
     def forward(
         self,
@@ -204,7 +214,8 @@ class Decoder(nn.Module):
                 context["memory_mask"] = cache.memory_mask
         context |= only_earlier(tokens.shape[1], total, keys, tokens.device)
         for i, block in enumerate(self.blocks):
-            x = block(x, **context) if cache is None else block(x, **context, cache=cache.layers[i])
+            own = {} if cache is None else {"cache": cache.layers[i]}
+            x = run_through(block, x, checkpointing=self.checkpointing and cache is None, **context, **own)
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
 
@@ -236,6 +247,11 @@ class EncoderDecoder(nn.Module):
                 f"build it with memory_dim={encoder.dim}"
             )
         self.encoder, self.decoder = encoder, decoder
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Of both; AttributeError where one has no blocks to recompute, such as a recurrent network."""
+        for part in (self.encoder, self.decoder):
+            part.set_grad_checkpointing(enable)
 
     def forward(
         self,

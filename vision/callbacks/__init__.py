@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vision.callbacks.checkpointing import GradientCheckpointing
 from vision.callbacks.ema import EMA
 from vision.callbacks.health import TrainingHealth
 from vision.callbacks.pictures import Pictures
@@ -10,4 +11,4 @@ from vision.callbacks.progress import Progress
 from vision.callbacks.restoration import Baselines
 from vision.callbacks.summary import Summary
 
-__all__ = ["EMA", "Baselines", "Pictures", "Preemption", "Progress", "Summary", "TrainingHealth"]
+__all__ = ["EMA", "Baselines", "GradientCheckpointing", "Pictures", "Preemption", "Progress", "Summary", "TrainingHealth"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
@@ -38,6 +39,8 @@ class RestorationData(LoadedData, ABC):
         channels: 3 (RGB) or 1 (gray).
         multiple: what the side of the degraded patch must be a multiple of; 8 suits Restormer, which halves three times.
         augment: mirror and turn training patches by multiples of 90 degrees.
+        mixup: alpha of the Beta distribution of the share by which half of the batches are mixed, degraded patches and clean
+            ones alike (Restormer's denoisers: 1.2); 0 = off.
         num_workers: processes that prepare batches; 0 = none, -1 = one a processor, up to 8.
         seed: of the order, the patches and the training degradations; those of evaluation are always the same.
         scale: by how much the degraded picture is smaller.
@@ -62,6 +65,7 @@ class RestorationData(LoadedData, ABC):
         channels: int,
         multiple: int,
         augment: bool,
+        mixup: float,
         num_workers: int,
         seed: int,
         scale: int,
@@ -74,12 +78,14 @@ class RestorationData(LoadedData, ABC):
         for name, value in {"patches_per_picture": patches_per_picture, "multiple": multiple}.items():
             if value < 1:
                 raise UserError(f"{name}={value} is too small; use 1 or more")
+        if not 0 <= mixup < math.inf:
+            raise UserError(f"mixup={mixup} is out of range; use 0 (off) or a positive alpha, for example 1.2")
         if stages is None:
             check_patch("patch", patch, scale, multiple)
         else:
             check_stages(stages, scale, multiple)
         self.patch, self.stages, self.patches_per_picture, self.channels = patch, stages, patches_per_picture, channels
-        self.augment, self.scale = augment, scale
+        self.augment, self.mixup, self.scale = augment, mixup, scale
         self._ready: set[str] = set()
 
     def setup(self, stage: str) -> None:
@@ -116,8 +122,9 @@ class RestorationData(LoadedData, ABC):
     def _patches(self, clean: Files, degraded: Files | Degradation) -> Patches:
         patch = self.stages[0].patch if self.stages else self.patch
         return Patches(
-            clean, degraded, self.scale, each=self.patches_per_picture, seed=self.seed, patch=patch, augment=self.augment
-        )
+            clean, degraded, self.scale, each=self.patches_per_picture, seed=self.seed, patch=patch, augment=self.augment,
+            mixup=self.mixup,
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------------- loaders
 
@@ -215,7 +222,7 @@ class EmbeddedPhotos(RestorationData):
 
     Args:
         degradation: what the restorer shall undo; its scale is the data's.
-        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed: see
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed: see
             :class:`RestorationData`.
     """
 
@@ -229,13 +236,15 @@ class EmbeddedPhotos(RestorationData):
         channels: int = 3,
         multiple: int = 8,
         augment: bool = True,
+        mixup: float = 0.0,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
         self.degrade = degradation if degradation is not None else GaussianNoise(25.0)
         super().__init__(
-            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, num_workers, seed, self.degrade.scale
-        )
+            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed,
+            self.degrade.scale,
+        )  # fmt: skip
 
     def _setup_pairs(self) -> None:
         self.degradation, self.sigma = str(self.degrade), self.degrade.sigma

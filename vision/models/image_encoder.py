@@ -49,6 +49,10 @@ class ImageEncoder(nn.Module):
         self.position = position(Site(self.dim, 1, extent=extent))
         require_hooks(self.position, "ImageEncoder", frozenset({"embed"}))
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Of the backbone: see there."""
+        self.features.set_grad_checkpointing(enable)
+
     def forward(
         self, pictures: Float[Tensor, "b c h w"], *, real: Tensor | None = None, segments: Tensor | None = None
     ) -> Float[Tensor, "b n d"]:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from core.block import run_through
 
 
 class Stage(nn.Module):
@@ -24,7 +24,7 @@ class Stage(nn.Module):
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
         x = self.downsampling(x)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+            x = run_through(block, x, checkpointing=self.checkpointing)
         return x
 
 

@@ -9,9 +9,9 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from core import BiasFreeNorm, Block, ChannelAttention, GatedConvFfn, LayerNorm
+from core.block import run_through
 from core.convolution import Conv3x3
 from core.options import remember_options
 from vision.models.padding import reflect_to_multiple
@@ -146,7 +146,7 @@ class Restormer(nn.Module):
 
     def run(self, stage: Any, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         for block in stage:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+            x = run_through(block, x, checkpointing=self.checkpointing)
         return x
 
     # The whole picture in bounded memory: `vision.inference` asks for these two

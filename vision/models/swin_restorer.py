@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
+from core.block import run_through
 from core.convolution import Conv3x3
 from core.options import remember_options
 from core.position import require_hooks
@@ -130,7 +129,7 @@ class SwinRestorer(nn.Module):
         embedded = self.embed(picture)
         y = self.embed_norm(embedded)
         for group in self.groups:
-            y = checkpoint(group, y, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else group(y)
+            y = run_through(group, y, checkpointing=self.checkpointing)
         y = self.output(self.conv(self.norm(y)) + embedded)
         y = y + picture if self.scale == 1 else y
         return rearrange(y[:, :h, :w], "b h w c -> b c h w")

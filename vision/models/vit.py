@@ -12,9 +12,9 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, drop_path_rates, grid
+from core.block import run_through
 from core.options import remember_options
 from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
@@ -137,16 +137,11 @@ class ViT(nn.Module):
             x = torch.cat([self.prefix_tokens.expand(len(x), -1, -1), x], dim=1)
         return self.position.embed(x, at), at
 
-    def run(self, block: nn.Module, x: Float[Tensor, "b n d"], at: Float[Tensor, "i j 2"]) -> Float[Tensor, "b n d"]:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, at=at, use_reentrant=False)
-        return block(x, at=at)
-
     def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
         """All tokens after the last block (see `embed`). Normed when a token is pooled."""
         x, at = self.embed(x)
         for block in self.blocks:
-            x = self.run(block, x, at)
+            x = run_through(block, x, checkpointing=self.checkpointing, at=at)
         return x if self.global_pool == "avg" else self.norm(x)
 
     def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
@@ -172,7 +167,7 @@ class ViT(nn.Module):
         x, at = self.embed(x)
         maps = {}
         for i, block in enumerate(self.blocks):
-            x = self.run(block, x, at)
+            x = run_through(block, x, checkpointing=self.checkpointing, at=at)
             maps[i] = x
         return [rearrange(maps[i][:, self.prefix :], "b (i j) d -> b d i j", i=len(at)) for i in indices]
 

@@ -166,6 +166,23 @@ def test_epochs_differ_and_seeds_differ_and_all_is_repeatable() -> None:
     assert not equal(first, epoch(embedded(seed=1)))
 
 
+def test_mixup_mixes_half_of_the_batches_degraded_and_clean_alike() -> None:
+    """The published Restormer's denoisers train with it. Recomputed from the batches without it, for a share that is found."""
+    plain = epoch(embedded(patches_per_picture=40))
+    mixed = epoch(embedded(patches_per_picture=40, mixup=1.2))
+    assert equal(mixed, epoch(embedded(patches_per_picture=40, mixup=1.2)))
+    shares = []
+    for (degraded, clean, *_), (mixed_degraded, mixed_clean, *_) in zip(plain, mixed, strict=True):
+        difference = clean.roll(1, 0) - clean
+        share = float(((mixed_clean - clean) * difference).sum() / difference.square().sum())
+        for before, after in ((clean, mixed_clean), (degraded, mixed_degraded)):
+            torch.testing.assert_close(after, before + share * (before.roll(1, 0) - before), atol=1e-5, rtol=0)
+        shares.append(share)
+    assert 0.35 < np.mean([share == 0 for share in shares]) < 0.65
+    assert len({round(share, 4) for share in shares}) > len(shares) / 3
+    assert all(0 <= share <= 1 for share in shares)
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one processor
 @pytest.mark.parametrize("degradation", [GaussianNoise(25), SecondOrder(1)], ids=["noise", "second order"])
 def test_workers_change_nothing(degradation: Any) -> None:
@@ -365,6 +382,7 @@ def test_everything_wrong_is_named_before_the_first_step(pairs: Callable[..., Pa
         ({"root": "a", "patch": 100}, "patch=100 is not a multiple of 8; use 96"),
         ({"root": "a", "channels": 4}, "channels=4 is not possible here; use 3 (RGB) or 1 (gray)"),
         ({"root": "a", "patches_per_picture": 0}, "patches_per_picture=0 is too small; use 1 or more"),
+        ({"root": "a", "mixup": -1.2}, "mixup=-1.2 is out of range; use 0 (off) or a positive alpha"),
         ({"root": "a", "val_fraction": 1.5}, "val_fraction=1.5 is not a share"),
         ({"root": "/nowhere/at/all"}, "data folder /nowhere/at/all does not exist"),
         ({"pairs": "/nowhere.txt"}, "list /nowhere.txt cannot be read (No such file or directory)"),

@@ -14,6 +14,7 @@ CASES = {  # name -> what it compares, in one line
     "translate": "training on sentences of unequal lengths against nn.Transformer and x-transformers",
     "generation": "greedy generation against transformers' generate",
     "optimize": "vision.optimize against the model that it was given",
+    "checkpointing": "a training step whose activations are computed again against one that keeps them: memory and time",
     "growth": "time and memory against pixels: global, windowed, transposed and deformable attention",
     "loader": "what the loader delivers against what the training step takes, and the time to the first batch",
 }
