@@ -23,6 +23,9 @@ class Mlp(nn.Module):
         activation: such as nn.GELU (exact, erf) or nn.ReLU.
         dropout: after the activation, while training.
         bias: of both projections.
+
+    Raises:
+        ValueError: nothing between the two.
     """
 
     def __init__(
@@ -35,6 +38,8 @@ class Mlp(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        if hidden < 1:
+            raise ValueError(f"hidden={hidden} is no width; use 1 or more, such as {4 * dim}")
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.activation = activation()
         self.dropout = Dropout(dropout)

@@ -16,9 +16,9 @@ from core import Attention, Block, LayerNorm, Mlp, RelativeTable, Site, drop_pat
 from core.deformable import DeformableAttention, Reference
 from core.neighbourhood import NeighbourhoodAttention
 from core.options import remember_options
-from core.window import WindowAttention
+from core.window import WindowAttention, lay_out
 from vision.models.dat_convolutions import ConvMlp, Downsampling, OverlappingStem, PerceptionBlock
-from vision.models.pyramid import Pyramid, Stage
+from vision.models.pyramid import Pyramid, Stage, check_stages
 from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
 
@@ -76,9 +76,9 @@ class DAT(Pyramid):
         stages = len(depths)
         windows = (window_size,) * stages if isinstance(window_size, int) else tuple(window_size)
         per_stage = {"heads": heads, "groups": groups, "strides": strides, "kernels": kernels, "kinds": kinds}
-        for name, values in {**per_stage, "window_size": windows}.items():
-            if len(values) != stages or not stages:
-                raise ValueError(f"depths={tuple(depths)} and {name}={tuple(values)} differ in stages; give each one a stage")
+        check_stages(depths, **per_stage, window_size=windows)
+        for size in windows:
+            lay_out((size, size), (size, size))  # refuses windows without tokens
         wrong = next((kind for kind in kinds if not kind or set(kind) - set("LSND")), None)
         if wrong is not None:
             raise ValueError(f"kinds has {wrong!r}, which is not made of L, S, N and D; use e.g. 'LD'")

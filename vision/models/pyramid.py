@@ -13,6 +13,15 @@ from torch import Tensor, nn
 from core.block import run_through
 
 
+def check_stages(depths: Sequence[int], **per_stage: Sequence[Any]) -> None:
+    """Raises ValueError: options that do not give each stage its own, or less than no blocks."""
+    for name, values in per_stage.items():
+        if len(values) != len(depths) or not depths:
+            raise ValueError(f"depths={tuple(depths)} and {name}={tuple(values)} differ in stages; give each one a stage")
+    if min(depths) < 0:
+        raise ValueError(f"depths={tuple(depths)} are not all 0 or more; use e.g. (2, 2, 6, 2)")
+
+
 class Stage(nn.Module):
     """Blocks over maps of one size, after the downsampling that makes them smaller (none before the first stage)."""
 

@@ -14,8 +14,8 @@ from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site
 from core.block import NormOrder
 from core.options import remember_options
 from core.position import require_hooks
-from core.window import Padding, WindowAttention, pad_to_multiple
-from vision.models.pyramid import Pyramid, Stage
+from core.window import Padding, WindowAttention, lay_out, pad_to_multiple
+from vision.models.pyramid import Pyramid, Stage, check_stages
 from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 from vision.models.vit import init_weights
 
@@ -89,8 +89,7 @@ class Swin(Pyramid):
     ) -> None:
         super().__init__()
         check_sizes(img_size=img_size, in_chans=in_chans, dim=dim)
-        if len(depths) != len(heads) or not depths:
-            raise ValueError(f"depths={tuple(depths)} and heads={tuple(heads)} differ in stages; give each one number a stage")
+        check_stages(depths, heads=heads)
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
         windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
@@ -143,6 +142,7 @@ class Swin(Pyramid):
 def stage_windows(window_size: int | tuple[int, int], img_size: int, reduction: int, stages: int) -> list[tuple[int, int]]:
     """The windows of each stage: of `window_size`, or as large as the map of a picture of `img_size` if that is less."""
     h, w = (window_size, window_size) if isinstance(window_size, int) else window_size
+    lay_out((h, w), (h, w))  # refuses windows without tokens
     sides = [math.ceil(img_size / (reduction * 2**i)) for i in range(stages)]
     return [(min(h, side), min(w, side)) for side in sides]
 

@@ -128,6 +128,8 @@ def test_reset_classifier_is_remembered_and_the_model_is_built_again():
     ("options", "message"),
     [
         ({"heads": (1, 2)}, r"depths=\(2, 2, 2, 2\) and heads=\(1, 2\) differ in stages; give each one a stage"),
+        ({"depths": (2, 2, -1, 2)}, r"depths=\(2, 2, -1, 2\) are not all 0 or more"),
+        ({"window_size": 0}, r"window=\(0, 0\) holds no tokens; use positive sizes such as \(7, 7\)"),
         ({"kinds": ("LX", "LS", "LD", "LD")}, r"kinds has 'LX', which is not made of L, S, N and D; use e.g. 'LD'"),
         ({"num_classes": -1}, r"num_classes=-1 is negative; use 0 for features"),
         ({"convolutions": True, "patch_size": 8}, r"patch_size=8 is not 4, which OverlappingStem's two strides of 2 make"),

@@ -448,9 +448,11 @@ def test_torchvision_6222_a_window_larger_than_the_map_is_padded_not_shrunk(pert
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depths": (2, 2, 2)}, r"depths=\(2, 2, 2\) and heads=\(2, 4\) differ in stages; give each one number a stage"),
+        ({"depths": (2, 2, 2)}, r"depths=\(2, 2, 2\) and heads=\(2, 4\) differ in stages; give each one a stage"),
         ({"heads": (3, 6)}, r"dim=32 does not split over heads=3; use dim=30 or heads="),
-        ({"window_size": 0}, r"extent=\(0, 0\).* has a size below 1 .*; use positive sizes"),
+        ({"depths": (2, -1)}, r"depths=\(2, -1\) are not all 0 or more"),
+        ({"window_size": 0}, r"window=\(0, 0\) holds no tokens; use positive sizes such as \(7, 7\)"),
+        ({"mlp_ratio": 0}, r"hidden=0 is no width; use 1 or more"),
         ({"padding": "same"}, r"padding='same' is unknown; use 'pad_then_roll' or 'roll_then_pad'"),
         ({"num_classes": -1}, r"num_classes=-1 is negative; use 0 for features, or the number of classes"),
         ({"stem": partial(ConvStem), "patch_size": 3}, r"patch_size=3 is not a power of two"),
