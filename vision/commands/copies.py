@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vision.errors import ImageError, UserError
@@ -47,17 +48,20 @@ def plan(given: Sequence[Path], output: Path, form: str | None) -> list[Job]:
         raise UserError(f"--output {output} is a file; give a folder")
     if not output.exists() and is_image_file(output):
         raise UserError(f"--output {output} is named like a picture; give a folder, the copies keep their names")
+    places = {source: output / below for path in given for source, below in pictures_of(path, output)}
+    found = {source: job_of(source, place, FORMATS.get(form or "")) for source, place in places.items()}
+    asked = Counter(job.target for job in found.values())
     jobs: dict[Path, Job] = {}
-    for path in given:
-        for source, below in pictures_of(path, output):
-            job = job_of(source, output / below, FORMATS.get(form or ""))
-            other = jobs.setdefault(job.target, job)
-            if not same(other.source, source):
-                raise UserError(f"{other.source} and {source} would both become {job.target}; restore them one after the other")
+    for job in found.values():
+        if asked[job.target] > 1 and job.target.suffix.lower() != job.source.suffix.lower():
+            job = replace(job, target=job.target.with_name(job.source.name + job.target.suffix))  # a.bmp.png beside a.png
+        other = jobs.setdefault(job.target, job)
+        if not same(other.source, job.source):
+            raise UserError(f"{other.source} and {job.source} would both become {job.target}; give each another --output")
     sources = {identity(job.source): job.source for job in jobs.values()}
     for job in jobs.values():
-        if (found := identity(job.target)) is not None and found in sources:
-            raise UserError(f"the copy of {job.source} would replace the picture {sources[found]}; give another --output")
+        if (there := identity(job.target)) is not None and there in sources:
+            raise UserError(f"the copy of {job.source} would replace the picture {sources[there]}; give another --output")
     return list(jobs.values())
 
 

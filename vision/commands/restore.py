@@ -75,7 +75,7 @@ def _parser() -> OptionParser:
     )
     add("--mode", choices=("auto", "whole", "stream", "tile"), default="auto", help="see vision.restore (auto: as memory allows)")
     add("--memory", metavar="SIZE", help="the most that the model's maps may take, such as 8GB (most of what is free)")
-    add("--tile", type=positive, metavar="PIXELS", help="side of a tile (as memory allows, up to 512)")
+    add("--tile", type=positive, metavar="PIXELS", help="tiles of this side (--mode tile: up to 512, as memory allows)")
     add("--overlap", type=int, metavar="PIXELS", help="of tiles (a quarter of a tile, up to 32)")
     add("--self-ensemble", action="store_true", help="the mean over 8 turns and reflections: 8 times the time")
     add("--blend", type=float, default=1.0, metavar="SHARE", help="of the restored picture, 0 to 1; the rest is the original (1)")

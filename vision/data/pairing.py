@@ -61,22 +61,24 @@ def read_list(file: Path) -> list[Pair]:
         UserError: the file cannot be read, holds no pairs, or a line is no pair.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"list {file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'}); give a text file"
         ) from error
-    pairs = []
+    pairs: dict[Pair, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         parts = line.split("\t")
         if len(parts) != 2 or not all(part.strip() for part in parts):
             raise UserError(f"list {file} line {number} is no pair; write the degraded picture, a tab, the clean picture")
-        pairs.append(Pair(*(file.parent / part.strip() for part in parts)))
+        pair = Pair(*(file.parent / part.strip() for part in parts))
+        if (first := pairs.setdefault(pair, number)) != number:
+            raise UserError(f"list {file} line {number} repeats line {first}; write each pair once")
     if not pairs:
         raise UserError(f"list {file} holds no pairs; write a line for each: the degraded picture, a tab, the clean picture")
-    return pairs
+    return list(pairs)
 
 
 def read_headers(

@@ -32,8 +32,9 @@ class RestorationData(LoadedData, ABC):
     that was interrupted anywhere goes on exactly as it would have, also across a change of stage.
 
     Args:
-        patch: side of the clean training patch in pixels; smaller pictures are continued by mirroring.
-        batch_size: patches in a batch of one process.
+        patch: side of the clean training patch in pixels, 128 if not told (of the embedded photographs 64); smaller
+            pictures are continued by mirroring.
+        batch_size: patches in a batch of one process, 8 if not told (of the embedded photographs 16).
         stages: a schedule of growing patches and shrinking batches, in place of ``patch`` and ``batch_size``.
         patches_per_picture: how many patches of each picture make a pass through the data.
         channels: 3 (RGB) or 1 (gray).
@@ -55,11 +56,12 @@ class RestorationData(LoadedData, ABC):
     predict: Wholes
     degradation: str
     sigma: float | None
+    usual: tuple[int, int] = (128, 8)  # patch and batch size where neither they nor stages are told
 
     def __init__(
         self,
-        patch: int,
-        batch_size: int,
+        patch: int | None,
+        batch_size: int | None,
         stages: list[Stage] | None,
         patches_per_picture: int,
         channels: int,
@@ -70,7 +72,11 @@ class RestorationData(LoadedData, ABC):
         seed: int,
         scale: int,
     ) -> None:
-        super().__init__(batch_size, num_workers, seed)
+        for name, value in {"patch": patch, "batch_size": batch_size}.items():
+            if stages is not None and value is not None:
+                raise UserError(f"{name}={value} says otherwise than stages; leave one out (--data.stages null)")
+        patch = self.usual[0] if patch is None else patch
+        super().__init__(self.usual[1] if batch_size is None else batch_size, num_workers, seed)
         if channels not in (1, 3):
             raise UserError(f"channels={channels} is not possible here; use 3 (RGB) or 1 (gray)")
         if scale not in (1, 2, 3, 4):
@@ -226,11 +232,13 @@ class EmbeddedPhotos(RestorationData):
             :class:`RestorationData`.
     """
 
+    usual = (64, 16)
+
     def __init__(
         self,
         degradation: Degradation | None = None,
-        patch: int = 64,
-        batch_size: int = 16,
+        patch: int | None = None,
+        batch_size: int | None = None,
         stages: list[Stage] | None = None,
         patches_per_picture: int = 100,
         channels: int = 3,

@@ -59,8 +59,8 @@ class PairedFolder(RestorationData):
         scale: int = 1,
         degradation: str = "pictures in pairs",
         val_fraction: float = 0.1,
-        patch: int = 128,
-        batch_size: int = 8,
+        patch: int | None = None,
+        batch_size: int | None = None,
         stages: list[Stage] | None = None,
         patches_per_picture: int = 1,
         channels: int = 3,
@@ -90,7 +90,8 @@ class PairedFolder(RestorationData):
         for pairs in splits.values():
             findings += mismatched(pairs, headers, self.scale)
         if findings:
-            raise UserError(f"{summary(findings)} — mend or remove them; vision check-data lists them all")
+            listed = f"; vision check-data {self.root} lists them all" if self.root else ""
+            raise UserError(f"{summary(findings)} — mend or remove them{listed}")
         split_off(splits, [pair.clean.name for pair in splits.get("train", [])], self.val_fraction, self.seed)
         files = {split: self._files(pairs) for split, pairs in splits.items()}
         hold(files.get("train", ()), headers)
@@ -147,8 +148,8 @@ class CleanFolder(RestorationData):
         root: str,
         degradation: Degradation | None = None,
         val_fraction: float = 0.1,
-        patch: int = 128,
-        batch_size: int = 8,
+        patch: int | None = None,
+        batch_size: int | None = None,
         stages: list[Stage] | None = None,
         patches_per_picture: int = 1,
         channels: int = 3,
@@ -169,6 +170,10 @@ class CleanFolder(RestorationData):
 
     def _setup_pairs(self) -> None:
         folders = split_folders(self.root)
+        for folder in folders.values():
+            if (folder / "input").is_dir() and (folder / "target").is_dir():
+                advice = f"use vision.data.PairedFolder, or root={folder / 'target'}"
+                raise UserError(f"{folder} holds pairs, input and target; {advice}")
         splits = {split: found(folder, self.root) for split, folder in folders.items()}
         headers = read_headers([path for paths in splits.values() for path in paths])
         if broken := unreadable(headers):

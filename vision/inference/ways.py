@@ -26,7 +26,7 @@ class Way:
 
     Args:
         model, mode, memory, tile, overlap: as `vision.restore`. A `tile` of the model's own is what it restores best in, and
-            "auto" then means tiles of this side.
+            "auto" then means tiles of this side, as it does with a `tile` given.
 
     Raises:
         UserError: the mode is not the model's, or memory, tile or overlap not enough.
@@ -37,8 +37,12 @@ class Way:
     ) -> None:
         self.model: Any = model  # with attributes of its own
         own: Any = getattr(model, "tile", None)
-        if tile is None and own and mode in ("auto", "tile"):
-            mode, tile = "tile", own
+        if mode in ("whole", "stream") and (tile is not None or overlap is not None):
+            name, value = ("tile", tile) if tile is not None else ("overlap", overlap)
+            raise UserError(f"{name}={value} is of tiles, and mode={mode!r} makes none; use mode='tile', or leave {name} out")
+        tile = own if tile is None and own and mode in ("auto", "tile") else tile
+        if tile is not None:
+            mode = "tile"
         self.mode, self.tile, self.overlap = mode, tile, overlap
         self.memory = None if memory is None else parse_memory(memory)
         self.multiple, self.scale = getattr(model, "multiple", 1), getattr(model, "scale", 1)

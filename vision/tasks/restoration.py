@@ -116,7 +116,7 @@ class Restoration(Task):
         if scale != self.scale:
             raise UserError(
                 f"the data are to be enlarged {scale} times, {type(self.model).__name__} enlarges {self.scale} times; "
-                f"build it with scale={scale}, or set the scale of the data to {self.scale}"
+                f"use one that does, such as SwinRestorer(scale={scale}), or set the scale of the data to {self.scale}"
             )
         self.channels = getattr(data, "channels", self.channels)
         self.degradation = str(getattr(data, "degradation", self.degradation))

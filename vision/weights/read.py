@@ -234,11 +234,12 @@ def from_mapping(name: str, mapping: Any, ema: bool) -> Weights:
     card = mapping.get("vision") if isinstance(mapping.get("vision"), Mapping) else None
     is_average = False
     for _ in range(4):  # containers within containers; a mapping may hold itself
-        inner = next((pair for pair in CONTAINERS if is_container(mapping, pair[0])), None)
-        if inner is None:
+        beside = next((pair for pair in CONTAINERS if is_container(mapping, pair[0])), None)
+        alone = next((pair for pair in CONTAINERS[1:] if is_container(mapping, pair[1])), None)  # Real-ESRGAN's files
+        if (pair := beside or alone) is None:
             break
-        raw, average = inner
-        is_average = ema and is_container(mapping, average)
+        raw, average = pair
+        is_average = is_container(mapping, average) and (ema or beside is None)
         mapping = mapping[average if is_average else raw]
     state = {str(k): torch.as_tensor(v) for k, v in mapping.items() if isinstance(v, (Tensor, np.ndarray))}
     if not state:

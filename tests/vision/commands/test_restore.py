@@ -285,9 +285,10 @@ def test_two_pictures_for_one_place(capsys):
     picture("one/a.png")
     picture("two/a.png")
     assert run("one", "two", "--output", "out") == 2
-    assert "one/a.png and two/a.png would both become out/a.png; restore them one after the other" in capsys.readouterr().err
+    assert "one/a.png and two/a.png would both become out/a.png; give each another --output" in capsys.readouterr().err
     Image.fromarray(random(4, 4, 3)).save("one/a.bmp")
-    assert run("one", "--output", "out") == 2
+    assert run("one", "--output", "both") == 0
+    assert files("both") == ["a.bmp.png", "a.png"]
     assert run("one/a.png", "./one/a.png", "one/../one/a.png", "--output", "out") == 0  # the same one, given three times
     assert files("out") == ["a.png"]
 

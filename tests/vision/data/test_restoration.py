@@ -31,6 +31,7 @@ from vision.data import (
     SecondOrder,
     Stage,
 )
+from vision.data.pairing import read_list
 from vision.data.patches import Files, cut
 from vision.errors import UserError
 
@@ -332,9 +333,10 @@ def test_a_benchmark_has_test_pictures_only(pairs: Callable[..., Path]) -> None:
     assert [names for *_, names in data.test_dataloader()] == [[f"test/target/test{i}.png"] for i in range(3)]
     with pytest.raises(UserError, match="none to train on; put them into a folder train beside"):
         data.setup("fit")
+    shutil.rmtree(Path(data.root) / "test" / "input")
     clean = CleanFolder(data.root, num_workers=0)
     clean.setup("predict")
-    assert len(list(clean.predict_dataloader())) == 6
+    assert len(list(clean.predict_dataloader())) == 3
 
 
 def test_two_folders_and_a_list_make_the_same_pairs(pairs: Callable[..., Path]) -> None:
@@ -383,6 +385,11 @@ def test_everything_wrong_is_named_before_the_first_step(pairs: Callable[..., Pa
         ({"root": "a", "channels": 4}, "channels=4 is not possible here; use 3 (RGB) or 1 (gray)"),
         ({"root": "a", "patches_per_picture": 0}, "patches_per_picture=0 is too small; use 1 or more"),
         ({"root": "a", "mixup": -1.2}, "mixup=-1.2 is out of range; use 0 (off) or a positive alpha"),
+        (
+            {"root": "a", "patch": 64, "stages": [Stage(64, 8, steps=5)]},
+            "patch=64 says otherwise than stages; leave one out",
+        ),
+        ({"root": "a", "batch_size": 4, "stages": [Stage(64, 8, steps=5)]}, "batch_size=4 says otherwise than stages"),
         ({"root": "a", "val_fraction": 1.5}, "val_fraction=1.5 is not a share"),
         ({"root": "/nowhere/at/all"}, "data folder /nowhere/at/all does not exist"),
         ({"pairs": "/nowhere.txt"}, "list /nowhere.txt cannot be read (No such file or directory)"),
@@ -393,6 +400,20 @@ def test_mistakes_are_told_in_one_line(options: dict[str, Any], message: str) ->
         PairedFolder(**options).setup("fit")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pairs_are_not_taken_for_clean_pictures(pairs: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=r"holds pairs, input and target; use vision.data.PairedFolder, or root=.*target"):
+        CleanFolder(str(pairs())).setup("fit")
+
+
+def test_a_list_of_a_windows_editor_and_a_pair_twice(tmp_path: Path) -> None:
+    file = tmp_path / "list.txt"
+    file.write_text("# degraded, clean\na.png\tb.png\n", encoding="utf-8-sig")
+    assert read_list(file) == [(tmp_path / "a.png", tmp_path / "b.png")]
+    file.write_text("a.png\tb.png\nc.png\td.png\na.png\tb.png\n")
+    with pytest.raises(UserError, match=r"line 3 repeats line 1; write each pair once"):
+        read_list(file)
 
 
 def test_a_list_that_is_none_is_told_by_its_line(tmp_path: Path) -> None:

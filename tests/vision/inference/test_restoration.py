@@ -74,6 +74,17 @@ def test_auto_takes_what_memory_allows(model, used):
     assert used[1] == "tiles"
 
 
+def test_a_tile_means_tiles(model, used):
+    """Asked for, it is used; or refused where it could do nothing."""
+    vision.restore(model, IMAGE, tile=64)
+    assert used[0] == "tiles"
+    for mode in ("whole", "stream"):
+        with pytest.raises(UserError, match=f"tile=64 is of tiles, and mode='{mode}' makes none; use mode='tile'"):
+            vision.restore(model, IMAGE, mode=mode, tile=64)
+        with pytest.raises(UserError, match=f"overlap=8 is of tiles, and mode='{mode}' makes none"):
+            vision.restore(model, IMAGE, mode=mode, overlap=8)
+
+
 def test_auto_looks_at_the_free_memory(model, used, monkeypatch):
     monkeypatch.setattr(ways, "free_memory", lambda device: 5_000_000)
     vision.restore(model, IMAGE)

@@ -82,6 +82,15 @@ def test_yolox_1318_average_or_raw_by_choice(raw, average):
     assert not weights.is_average
 
 
+@pytest.mark.parametrize("average", ["state_dict_ema", "model_ema", "params_ema", "model_ema_state_dict"])
+@pytest.mark.parametrize("ema", [True, False])
+def test_an_average_alone_is_read(average, ema):
+    """Real-ESRGAN's files hold `params_ema` and nothing else."""
+    weights = read({average: STATE, "iter": 5}, ema=ema)
+    assert equal(weights.state)
+    assert weights.is_average
+
+
 def test_a_checkpoint_of_ours_keeps_the_model_and_its_card_only():
     card = {"format": 1, "model": {"class_path": "x", "init_args": {}}}
     weights = read({"state_dict": {"model.a": STATE["a"], "confusion": torch.ones(1)}, "vision": card})
