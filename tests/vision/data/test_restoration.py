@@ -467,7 +467,7 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
         PairedFolder(str(tmp_path)).setup("fit")
     Image.new("RGB", (9, 9)).save(tmp_path / "input" / "one.png")
     with pytest.raises(UserError, match=r"1 picture\(s\) are too few to train and validate on"):
-        CleanFolder(str(tmp_path)).setup("fit")
+        CleanFolder(str(tmp_path / "input")).setup("fit")
 
 
 def setup_and_validate(data: RestorationData) -> None:
