@@ -19,6 +19,8 @@ XMP, ICC, RESOLUTION = 700, 34675, (282, 283, 296)  # of a TIFF
 # Tags of a TIFF that say how its pixels lie, which holds for that file only: sizes, strips, tiles, tables, thumbnails.
 STRUCTURE = {*range(254, 267), *range(273, 285), *range(288, 294), *RESOLUTION, 297, 301, *range(317, 348), *range(512, 533)}
 STRUCTURE |= {XMP, ICC}
+# Chunks of a PNG that hold for a copy too: what its numbers mean as colours, and texts.
+PNG_CHUNKS = {b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"tEXt", b"zTXt", b"iTXt"}
 DAMAGED = "its EXIF is damaged and left out"
 
 
@@ -33,6 +35,7 @@ class Metadata:
         xmp: the XML of editing programs.
         dpi: pixels an inch, across and down.
         lossless: a WebP that is so.
+        chunks: of a PNG, as they stand in it: gamma and other meanings of its colours, texts.
         notes: what is there and could not be read.
     """
 
@@ -42,6 +45,7 @@ class Metadata:
     xmp: bytes | None = None
     dpi: tuple[float, float] | None = None
     lossless: bool = False
+    chunks: bytes = b""
     notes: list[str] = field(default_factory=list)
 
     def exif_for(self, size: tuple[int, int]) -> dict[int, Any]:
@@ -72,8 +76,9 @@ def read_metadata(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Metadata
             exif,
             icc=info.get("icc_profile") or None,
             xmp=upright(info.get("xmp")),
-            dpi=resolution(info.get("dpi")),
+            dpi=resolution(info.get("dpi")) if is_told(picture) else None,
             lossless=kind == "WEBP" and is_lossless(path),
+            chunks=png_chunks(path) if kind == "PNG" else b"",
             notes=notes,
         )
 
@@ -88,6 +93,27 @@ def is_lossless(path: str | Path) -> bool:
                 return name == b"VP8L"
             file.seek(length + length % 2, 1)
     return False
+
+
+def png_chunks(path: str | Path) -> bytes:
+    """The `PNG_CHUNKS` of a file, whole, one after the other; XMP is left out, which is read as such."""
+    kept = []
+    with open(path, "rb") as file:
+        file.seek(8)
+        while len(header := file.read(8)) == 8:
+            length, name = struct.unpack(">I4s", header)
+            if name not in PNG_CHUNKS:
+                file.seek(length + 4, 1)
+                continue
+            content = file.read(length + 4)
+            if not content.startswith(b"XML:com.adobe.xmp\0"):
+                kept.append(header + content)
+    return b"".join(kept)
+
+
+def is_told(picture: Image.Image) -> bool:
+    """Whether the file has a resolution: of a TIFF without one, Pillow says 1 pixel an inch."""
+    return RESOLUTION[0] in getattr(picture, "tag_v2", {RESOLUTION[0]: 0})
 
 
 def read_exif(picture: Image.Image) -> tuple[dict[int, Any], list[str]]:

@@ -108,6 +108,7 @@ def png(image: UInt[np.ndarray, "h w c"], metadata: Metadata) -> bytes:
         chunks += chunk(b"eXIf", exif_bytes(exif).removeprefix(b"Exif\0\0"))
     if metadata.xmp:
         chunks += chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + metadata.xmp)
+    chunks = metadata.chunks + chunks
     header = 8 + 12 + 13  # signature; length, name and checksum of IHDR; what it holds
     return bytes(content[:header]) + chunks + bytes(content[header:])
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 
 from vision.data import read_image
 from vision.data.metadata import Metadata, read_metadata
-from vision.data.saving import put, write_image
+from vision.data.saving import chunk, put, write_image
 from vision.errors import ImageError, UserError
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -216,3 +216,33 @@ def test_png_chunks_are_whole(picture, tmp_path):
     assert names[-1] == "IEND"
     assert imagecodecs.png_decode(content).shape == (9, 9, 4)
     assert Path(path).stat().st_size == len(content)
+
+
+def test_a_png_keeps_the_meaning_of_its_colours_and_its_texts(picture, tmp_path):
+    """Gamma, or the curve of a picture for bright screens, lost: the same numbers would be shown as other colours."""
+    chunks = [
+        chunk(b"sRGB", b"\0"),
+        chunk(b"gAMA", struct.pack(">I", 100000)),
+        chunk(b"cICP", bytes([9, 16, 0, 1])),
+        chunk(b"tEXt", b"Author\0me"),
+    ]
+    content = bytes(imagecodecs.png_encode(picture(4, 5)))
+    (tmp_path / "a.png").write_bytes(content[:33] + b"".join(chunks) + content[33:])
+    found = read_metadata(tmp_path / "a.png")
+    write_image(tmp_path / "b.png", picture(8, 10), metadata=found)
+    written = (tmp_path / "b.png").read_bytes()
+    assert all(each in written for each in chunks)
+    with Image.open(tmp_path / "b.png") as copy:
+        assert copy.info["gamma"] == 1.0
+    assert read_metadata(tmp_path / "b.png").chunks == found.chunks
+
+
+def test_a_tiff_without_a_resolution_gets_none(picture, tmp_path):
+    """Pillow reads 1 pixel an inch where none is told."""
+    plain, copy = tmp_path / "a.tif", tmp_path / "b.tif"
+    write_image(plain, picture(4, 5), metadata=Metadata("TIFF"))
+    found = read_metadata(plain)
+    assert found.dpi is None
+    write_image(copy, picture(4, 5), metadata=found)
+    with Image.open(copy) as there:
+        assert 282 not in there.tag_v2
