@@ -157,7 +157,10 @@ def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, sour
     if is_pruned:  # a backbone has dropped the parts that its maps do not need
         report.dropped, report.unexpected = [n for n in report.unexpected if n not in wrong], list(wrong)
     if strict:
-        check(report, fit, model, misfits, state)
+        check(report, fit, model, misfits)
+    broken = [name for name in report.loaded if not torch.isfinite(state[name]).all()]
+    if broken:
+        raise UserError(f"{source} holds NaN or infinity in {some(broken, 3)}: its training diverged; use an earlier checkpoint")
     for name in report.loaded:
         tensors[name].copy_(state[name])
     for action in fit.actions:
@@ -167,7 +170,7 @@ def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, sour
     return report
 
 
-def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str], state: Mapping[str, Tensor]) -> None:
+def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str]) -> None:
     """Raises: UserError: the first thing that is wrong, with some names and the fix."""
     where = f"{report.source} does not fit {type(model).__name__}"
     fix = "use vision.load_model(source) for the model it was made for, or strict=False to load what fits"
@@ -179,11 +182,6 @@ def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str], st
         parts = [("lacks", report.missing), ("has, unexpected,", report.unexpected)]
         said = " and ".join(f"it {verb} {some(names, 3)}" for verb, names in parts if names)
         raise UserError(f"{where}: {said}; {fix}")
-    broken = [name for name in report.loaded if not torch.isfinite(state[name]).all()]
-    if broken:
-        raise UserError(
-            f"{report.source} holds NaN or infinity in {some(broken, 3)}: its training diverged; use an earlier checkpoint"
-        )
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -89,7 +89,10 @@ SPELLINGS = {  # to timm's, in this order; "<n>" is a number that still has to b
     ),
 }
 NOTES = {
-    "timm": ["timm's numbers at sizes other than its own are those of padding='roll_then_pad'"],
+    "timm": [
+        "timm's numbers at sizes other than its own are those of padding='roll_then_pad'; a file does not tell that size: pass "
+        "img_size where the last window did not cover its map, as it does in published models"
+    ],
     "huggingface": ["transformers decides by its image_size where windows shift: its numbers at other sizes may differ"],
 }
 FOLLOWS = r"\.(relative_position_index|relative_coords_table|attn_mask|k_bias)$|(^|\.)mask_token$"  # from the sizes, or unused

@@ -207,6 +207,16 @@ def test_strict_names_the_rule_some_names_and_the_fix(change, message):
     assert "\n" not in str(caught.value)
 
 
+def test_what_diverged_is_refused_also_where_not_all_must_fit():
+    state = {name: tensor.clone() for name, tensor in small().state_dict().items()}
+    state["norm.bias"].fill_(torch.nan)
+    model = small()
+    before = model.norm.weight.clone()
+    with pytest.raises(UserError, match=r"holds NaN or infinity in norm.bias"):
+        vision.load_weights(model, state, strict=False)
+    assert torch.equal(model.norm.weight, before)
+
+
 def test_another_depth_or_width_is_named():
     with pytest.raises(
         UserError, match=r"does not fit ViT: it has, unexpected, blocks.1.norm1.weight, .* and 9 more; use vision"
