@@ -18,6 +18,7 @@ Dropout is off meanwhile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ class GnmtPenalty:
 
     alpha: float = 0.6
 
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+
     def __call__(self, length: int) -> float:
         return ((5 + length) / 6) ** self.alpha
 
@@ -63,6 +67,9 @@ class AveragePenalty:
     """length ** alpha, the stop symbol counted; 1 ranks by the mean log-probability of a symbol."""
 
     alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
 
     def __call__(self, length: int) -> float:
         return length**self.alpha
@@ -83,7 +90,9 @@ def greedy(
     """The most probable symbol, at every step."""
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        return one_a_row(steps, lambda scores: scores.argmax(dim=-1), as_stops(stop), never, max_length)
+        rows = one_a_row(steps, lambda scores: scores.argmax(dim=-1), as_stops(stop), never, max_length)
+    refuse_nan(torch.tensor([row.log_prob for row in rows]))  # once, not at every step: argmax takes a NaN for the largest
+    return rows
 
 
 def sample(
@@ -163,7 +172,7 @@ def beam_search(
         steps, rows = start(decoder, prompt, memory, real, memory_real, max_length, cache), len(prompt)
         ended: list[list[Hypothesis]] = [[] for _ in range(rows)]
         scores = steps.scores()
-        allow = without(never, scores)
+        allow = without(never, scores, stops)
         log_probs = (scores.log_softmax(dim=-1) + allow)[:, None]  # one live sequence a row
         live = log_probs.new_zeros(rows, 1)
         symbols = prompt.new_zeros(rows, 1, 0)
@@ -222,7 +231,7 @@ def one_a_row(
     ids = list(range(steps.rows))
     for length in range(1, max_length + 1):
         scores = steps.scores()
-        allow = without(never, scores) if length == 1 else allow
+        allow = without(never, scores, stops) if length == 1 else allow
         symbol = choose(scores + allow)
         gained = scores.log_softmax(dim=-1).gather(1, symbol[:, None])[:, 0].tolist()
         going = []
@@ -251,8 +260,13 @@ def start(
     max_length: int,
     cache: bool,
 ) -> CachedSteps | WholeSteps:
+    if not isinstance(max_length, Integral):
+        raise ValueError(f"max_length={max_length!r} is no whole number; use e.g. 128")
     if max_length < 1:
         raise ValueError(f"max_length={max_length} leaves nothing to generate; use 1 or more")
+    if not isinstance(prompt, Tensor) or prompt.is_floating_point():
+        kind = str(prompt.dtype) if isinstance(prompt, Tensor) else type(prompt).__name__
+        raise ValueError(f"prompt is of {kind}, not a tensor of whole numbers; use torch.tensor(rows) or prompt.long()")
     if prompt.ndim != 2:
         raise ValueError(f"prompt of shape {tuple(prompt.shape)} is no batch of rows; give it 2 axes, such as prompt[None]")
     if 0 in prompt.shape:
@@ -280,15 +294,16 @@ def evaluating(decoder: Writer) -> Iterator[None]:
         decoder.train(training)
 
 
-def without(never: Collection[int], scores: Float[Tensor, "b v"]) -> Float[Tensor, " v"]:
+def without(never: Collection[int], scores: Float[Tensor, "b v"], stops: Collection[int]) -> Float[Tensor, " v"]:
     """What is added to scores: 0, and -inf at the symbols that are not written.
 
     Raises:
-        ValueError: one outside the vocabulary, or all symbols.
+        ValueError: one of them or a stop symbol outside the vocabulary, or all symbols.
     """
     size = scores.shape[-1]
-    if wrong := [symbol for symbol in never if not 0 <= symbol < size]:
-        raise ValueError(f"never={wrong[0]} is no symbol of the vocabulary, 0 to {size - 1}; leave it out")
+    for name, symbols in {"never": never, "stop": stops}.items():
+        if wrong := [symbol for symbol in symbols if not 0 <= symbol < size]:
+            raise ValueError(f"{name}={wrong[0]} is no symbol of the vocabulary, 0 to {size - 1}; leave it out")
     if len(set(never)) == size:
         raise ValueError(f"never names all {size} symbols and leaves none to write; leave some out")
     allow = torch.zeros(size)
@@ -297,8 +312,8 @@ def without(never: Collection[int], scores: Float[Tensor, "b v"]) -> Float[Tenso
 
 
 def as_stops(stop: int | Collection[int]) -> list[int]:
-    stops = [stop] if isinstance(stop, int) else stop
-    if isinstance(stops, Tensor) or not all(isinstance(symbol, Integral) for symbol in stops):
+    stops = [stop] if isinstance(stop, Integral) else stop
+    if isinstance(stops, Tensor) or not isinstance(stops, Collection) or not all(isinstance(s, Integral) for s in stops):
         raise ValueError(f"stop={stop!r} is no whole number, or several; use stop=0, or tensor.tolist()")
     return list(stops)
 
@@ -312,9 +327,14 @@ def among(symbols: Int[Tensor, "*b"], stops: list[int]) -> Bool[Tensor, "*b"]:
     return torch.isin(symbols, torch.tensor(stops, dtype=symbols.dtype, device=symbols.device))
 
 
+def check_alpha(alpha: float) -> None:
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha={alpha} ranks nothing; use a finite number such as 0.6, or 0 for none")
+
+
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature} is not positive; use e.g. 0.7, or greedy for the most probable symbol")
+    if not temperature >= 1e-6:  # below, scores over it are no numbers
+        raise ValueError(f"temperature={temperature} is not 1e-6 or more; use e.g. 0.7, or greedy for the most probable symbol")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} leaves no symbol; use 1 or more, or None for all")
     if top_p is not None and not 0 < top_p <= 1:

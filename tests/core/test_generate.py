@@ -140,7 +140,9 @@ def test_several_stop_symbols():
     model, memory = decoder(), torch.randn(1, 3, 6)
     (free,) = greedy(model, starts(1), memory, stop=(), max_length=9)
     last = free.tokens[4]
-    (found,) = greedy(model, starts(1), memory, stop={last, 99}, max_length=9)
+    never_before = set(range(5)) - set(free.tokens[: free.tokens.index(last)])
+    (found,) = greedy(model, starts(1), memory, stop=never_before, max_length=9)
+    assert len(never_before) > 1
     assert (found.tokens, found.finished) == (free.tokens[: free.tokens.index(last)], True)
 
 
@@ -230,7 +232,7 @@ def test_top_k_and_top_p_keep_the_most_probable_symbols():
 def test_errors():
     model, memory = decoder(position=Learned), torch.randn(1, 3, 6)
     usual = {"stop": STOP, "max_length": 5}
-    with pytest.raises(ValueError, match=r"^temperature=0.0 is not positive; use e.g. 0.7, or greedy for the most probable"):
+    with pytest.raises(ValueError, match=r"^temperature=0.0 is not 1e-6 or more; use e.g. 0.7, or greedy for the most probable"):
         sample(model, starts(1), memory, **usual, temperature=0.0)
     with pytest.raises(ValueError, match=r"^top_k=0 leaves no symbol; use 1 or more, or None for all$"):
         sample(model, starts(1), memory, **usual, top_k=0)
@@ -240,6 +242,11 @@ def test_errors():
         beam_search(model, starts(1), memory, **usual, beam=2, n_best=3)
     with pytest.raises(ValueError, match=r"^never=5 is no symbol of the vocabulary, 0 to 4; leave it out$"):
         greedy(model, starts(1), memory, **usual, never=[5])
+    for symbol in (5, -1):
+        with pytest.raises(ValueError, match=rf"^stop={symbol} is no symbol of the vocabulary, 0 to 4; leave it out$"):
+            greedy(model, starts(1), memory, stop=symbol, max_length=5)
+    with pytest.raises(ValueError, match=r"^alpha=nan ranks nothing; use a finite number such as 0.6, or 0 for none$"):
+        GnmtPenalty(float("nan"))
     with pytest.raises(ValueError, match=r"^never names all 5 symbols and leaves none to write; leave some out$"):
         greedy(model, starts(1), memory, **usual, never=range(5))
     with pytest.raises(ValueError, match=r"^max_length=0 leaves nothing to generate; use 1 or more$"):
@@ -258,7 +265,15 @@ def test_what_has_no_order_or_no_rows_is_refused_in_one_line(unchecked):
     for write in (greedy, beam_search):
         with pytest.raises(ValueError, match=r"^prompt of shape \(1,\) is no batch of rows; give it 2 axes, such as prompt"):
             write(model, torch.tensor([START]), memory, **usual)
-        for stop in (torch.tensor(0), torch.tensor([0, 2]), 0.5 * torch.ones(()), ["0"]):
+        with pytest.raises(ValueError, match=r"^max_length=2.5 is no whole number; use e.g. 128$"):
+            write(model, starts(1), memory, stop=STOP, max_length=2.5)
+        with pytest.raises(ValueError, match=r"^prompt is of torch.float32, not a tensor of whole numbers; use torch.tensor"):
+            write(model, torch.ones(1, 1), memory, **usual)
+        with pytest.raises(ValueError, match=r"^prompt is of list, not a tensor of whole numbers; use torch.tensor\(rows\)"):
+            write(model, [[START]], memory, **usual)
+        with pytest.raises(ValueError, match=r"^the scores of the next symbol are NaN; look for NaN in the model's weights"):
+            write(model, starts(1), memory * float("nan"), **usual)
+        for stop in (torch.tensor(0), torch.tensor([0, 2]), 0.5 * torch.ones(()), ["0"], None, 2.0):
             with pytest.raises(ValueError, match=r"is no whole number, or several; use stop=0, or tensor.tolist\(\)$"):
                 write(model, starts(1), memory, stop=stop, max_length=5)
     with pytest.raises(ValueError, match=r"^penalty=0.6 does not tell which one; use GnmtPenalty\(0.6\) or AveragePenalty"):
