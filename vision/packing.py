@@ -21,13 +21,18 @@ def can_pack(x: Tensor, weight: Tensor) -> bool:
         type(x) is Tensor
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype
-        and x.dtype in (torch.float32, torch.bfloat16)
         and x.numel() > 0
         and not (torch.is_grad_enabled() and x.requires_grad)
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
+        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and knows_bf16()))
     )
+
+
+def knows_bf16() -> bool:
+    """Whether oneDNN has products in bfloat16 for this processor: those with AVX2 alone make torch refuse to pack the weights."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def pack(weight: Float[Tensor, "e d"], rows: int) -> Tensor:
