@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -312,7 +313,7 @@ def without(never: Collection[int], scores: Float[Tensor, "b v"], stops: Collect
 
 
 def as_stops(stop: int | Collection[int]) -> list[int]:
-    stops = [stop] if isinstance(stop, Integral) else stop
+    stops: Any = [stop] if isinstance(stop, Integral) else stop
     if isinstance(stops, Tensor) or not isinstance(stops, Collection) or not all(isinstance(s, Integral) for s in stops):
         raise ValueError(f"stop={stop!r} is no whole number, or several; use stop=0, or tensor.tolist()")
     return list(stops)
