@@ -48,11 +48,12 @@ def plan(given: Sequence[Path], output: Path, form: str | None) -> list[Job]:
         raise UserError(f"--output {output} is a file; give a folder")
     if not output.exists() and is_image_file(output):
         raise UserError(f"--output {output} is named like a picture; give a folder, the copies keep their names")
-    places = {source: output / below for path in given for source, below in pictures_of(path, output)}
-    found = {source: job_of(source, place, FORMATS.get(form or "")) for source, place in places.items()}
-    asked = Counter(job.target for job in found.values())
+    found = [
+        job_of(source, output / below, FORMATS.get(form or "")) for path in given for source, below in pictures_of(path, output)
+    ]
+    asked = Counter(job.target for job in found)
     jobs: dict[Path, Job] = {}
-    for job in found.values():
+    for job in found:
         if asked[job.target] > 1 and job.target.suffix.lower() != job.source.suffix.lower():
             job = replace(job, target=job.target.with_name(job.source.name + job.target.suffix))  # a.bmp.png beside a.png
         other = jobs.setdefault(job.target, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ def is_lossless(path: str | Path) -> bool:
 
 
 def png_chunks(path: str | Path) -> bytes:
-    """The `PNG_CHUNKS` of a file, whole, one after the other; XMP is left out, which is read as such."""
+    """The `PNG_CHUNKS` of a file that are whole, one after the other; XMP is left out, which is read as such."""
     kept = []
     with open(path, "rb") as file:
         file.seek(8)
@@ -106,7 +107,8 @@ def png_chunks(path: str | Path) -> bytes:
                 file.seek(length + 4, 1)
                 continue
             content = file.read(length + 4)
-            if not content.startswith(b"XML:com.adobe.xmp\0"):
+            is_whole = len(content) == length + 4 and zlib.crc32(name + content[:-4]) == int.from_bytes(content[-4:], "big")
+            if is_whole and not content.startswith(b"XML:com.adobe.xmp\0"):
                 kept.append(header + content)
     return b"".join(kept)
 

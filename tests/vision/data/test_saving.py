@@ -226,12 +226,13 @@ def test_a_png_keeps_the_meaning_of_its_colours_and_its_texts(picture, tmp_path)
         chunk(b"cICP", bytes([9, 16, 0, 1])),
         chunk(b"tEXt", b"Author\0me"),
     ]
-    content = bytes(imagecodecs.png_encode(picture(4, 5)))
-    (tmp_path / "a.png").write_bytes(content[:33] + b"".join(chunks) + content[33:])
+    content, damaged = bytes(imagecodecs.png_encode(picture(4, 5))), chunk(b"tEXt", b"Title\0a")[:-1] + b"?"
+    (tmp_path / "a.png").write_bytes(content[:33] + b"".join(chunks) + content[33:-12] + damaged + content[-12:])
     found = read_metadata(tmp_path / "a.png")
     write_image(tmp_path / "b.png", picture(8, 10), metadata=found)
     written = (tmp_path / "b.png").read_bytes()
     assert all(each in written for each in chunks)
+    assert b"Title" not in written
     with Image.open(tmp_path / "b.png") as copy:
         assert copy.info["gamma"] == 1.0
     assert read_metadata(tmp_path / "b.png").chunks == found.chunks

@@ -249,7 +249,7 @@ def test_validation_runs_before_the_first_step(tmp_path) -> None:
     ("model", "data", "text"),
     [
         (tiny, Waves(1), r"the data have 1 channel\(s\), Restormer takes 3; build it with in_chans=1"),
-        (Enlarger, Waves(scale=2), "the data are to be enlarged 2 times, Enlarger enlarges 1 times; use one that does"),
+        (Enlarger, Waves(scale=2), "the data are to be enlarged 2 times, Enlarger enlarges 1 times; use one that does, such as"),
         (
             lambda: Enlarger(scale=2, told=1),
             Waves(),
