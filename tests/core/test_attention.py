@@ -8,6 +8,7 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 from core.attention import Attention, CosineScores, QKNorm, attend, masked_softmax, weigh
@@ -689,3 +690,10 @@ def test_attention_compiles_once_or_twice_over_many_lengths():
     for n in (5, 6, 7, 8, 9, 10, 11):
         fast(torch.randn(2, n, 16), mask=padding(torch.full((2,), n - 1), n))
     assert counter.frame_count <= 3
+
+
+def test_tensors_that_only_pretend_are_not_asked_for_numbers():
+    """Memory planners and tracers run a model on shapes alone."""
+    with FakeTensorMode():
+        q, mask = torch.randn(1, 2, 3, 4), torch.ones(3, 3, dtype=torch.bool)
+        assert attend(q, q, q, mask=mask).shape == (1, 2, 3, 4)
