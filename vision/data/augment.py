@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
@@ -244,15 +245,16 @@ def randaugment(images: Tensor, magnitude: int, draws: Draws, *, name: str = "ra
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) across a training batch; the labels become soft.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) across a training batch.
 
-    torchvision's versions: one mixing share for the batch, and each picture's partner is the one before it, so that any batch
-    size works, odd ones too; a batch of one picture stays as it is. With both on, each batch takes one of them.
+    Labels become soft; of restoration's pairs, degraded and clean pictures are mixed alike, by Mixup only. torchvision's
+    versions: one mixing share for the batch, and each picture's partner is the one before it, so that any batch size works, odd
+    ones too; a batch of one picture stays as it is. With both on, each batch takes one of them.
 
     Args:
-        mixup: alpha of the Beta distribution of Mixup's share; 0 = off, 0.2 to 0.8 are usual.
+        mixup: alpha of the Beta distribution of Mixup's share; 0 = off, 0.2 to 0.8 are usual (Restormer's denoisers: 1.2).
         cutmix: alpha of CutMix; 0 = off, 1.0 is usual.
-        probability: how many of the batches are mixed, 0..1.
+        probability: how many of the batches are mixed, 0..1 (Restormer's denoisers: 0.5).
     """
 
     mixup: float = 0.0
@@ -274,9 +276,29 @@ class Mixing:
         self, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], classes: int, seed: int
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b k"]]:
         """Mixed pictures and soft labels (rows sum to 1), also where this batch is left alone."""
-        kinds = [v2.MixUp(alpha=self.mixup, num_classes=classes)] if self.mixup else []
-        kinds += [v2.CutMix(alpha=self.cutmix, num_classes=classes)] if self.cutmix else []
+        (mixed,), soft = self._mix([images], torch.nn.functional.one_hot(labels, classes).float(), seed)
+        return mixed, soft
+
+    def pairs(
+        self, degraded: Float[Tensor, "b c h w"], clean: Float[Tensor, "b c2 h2 w2"], seed: int
+    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c2 h2 w2"]]:
+        """Degraded and clean pictures, mixed alike; their sizes may differ."""
+        (degraded, clean), _ = self._mix([degraded, clean], torch.ones(len(clean), 1), seed)
+        return degraded, clean
+
+    def _mix(self, batches: Sequence[Tensor], targets: Float[Tensor, "b k"], seed: int) -> tuple[list[Tensor], Tensor]:
+        """Each batch of pictures and the targets, by one draw; or all as they are."""
+        kinds = [
+            kind(alpha=alpha, labels_getter=lambda inputs: inputs[-1])
+            for kind, alpha in ((v2.MixUp, self.mixup), (v2.CutMix, self.cutmix))
+            if alpha
+        ]
         with seeded(seed):
-            if len(labels) == 1 or not kinds or torch.rand(()) >= self.probability:
-                return images, torch.nn.functional.one_hot(labels, classes).float()
-            return kinds[int(torch.randint(len(kinds), ()))](images, labels)
+            if len(targets) == 1 or not kinds or torch.rand(()) >= self.probability:
+                return list(batches), targets
+            mix = kinds[int(torch.randint(len(kinds), ()))]
+            *mixed, targets = mix(*map(tv_tensors.Image, batches), targets)  # of plain tensors it mixes the first alone
+        return [batch.as_subclass(Tensor) for batch in mixed], targets
+
+
+NO_MIXING = Mixing()

@@ -16,7 +16,7 @@ from jaxtyping import Int, UInt8
 from rich.progress import track
 from torch.utils.data import DataLoader
 
-from vision.data.augment import Augmentation, Mixing, hashed
+from vision.data.augment import NO_MIXING, Augmentation, Mixing, hashed
 from vision.data.images import check_image, find_images, is_image_file, missing, require_inside
 from vision.data.loading import EpochSampler, EvaluationSampler, LoadedData, Loader, TrainingLoader
 from vision.data.pictures import FilePictures, MemoryPictures, Pictures, Training, convert_all, hold, statistics
@@ -26,7 +26,7 @@ from vision.errors import ImageError, UserError
 log = logging.getLogger(__name__)
 
 OnBroken = Literal["stop", "skip"]
-AS_DATA, NO_MIXING = Preprocessing(), Mixing()
+AS_DATA = Preprocessing()
 _SMALL, _PHOTOS = Augmentation(padding=2), Augmentation(crop="resized")
 _CHECKED_AT_START = 50_000  # larger folders start at once; what is broken in them shows when it is read
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vision.data.augment import Draws
+from vision.data.augment import NO_MIXING, Draws, Mixing
 from vision.data.degradations.base import Degradation
 from vision.data.images import read_image
 from vision.data.loading import Fetched
@@ -85,7 +85,7 @@ class Patches(Pairs):
         seed: of the places, turns and degradations.
         patch: side where the key has none.
         augment: mirror and turn by multiples of 90 degrees, all eight ways alike.
-        mixup: alpha of the Beta distribution of the share by which half of the batches are mixed; 0 = off.
+        mixing: Mixup across a batch, degraded and clean patches alike.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Patches(Pairs):
         seed: int,
         patch: int,
         augment: bool = True,
-        mixup: float = 0.0,
+        mixing: Mixing = NO_MIXING,
     ) -> None:
         super().__init__(clean, degraded, scale)
-        self.each, self.seed, self.patch, self.augment, self.mixup = each, seed, patch, augment, mixup
+        self.each, self.seed, self.patch, self.augment, self.mixing = each, seed, patch, augment, mixing
 
     def __len__(self) -> int:
         return len(self.files) * self.each
@@ -120,9 +120,8 @@ class Patches(Pairs):
         except UserError as error:
             return error
         degraded, clean = (batched(images) for images in zip(*pairs, strict=True))
-        if self.mixup and draws.uniform("mixup")[0] < 0.5:
-            share = float(np.random.default_rng(draws.seed("mixup share", 0)).beta(self.mixup, self.mixup))
-            degraded, clean = mix(degraded, share), mix(clean, share)
+        if self.mixing.on:
+            degraded, clean = self.mixing.pairs(degraded, clean, draws.seed("mixing"))
         return Fetched(degraded, clean, [])
 
     def _pair(
@@ -196,11 +195,6 @@ class Wholes(Pairs):
         target = as_float(clean[:h, :w])
         entropy = EVALUATION_SEED if self.degraded.sigma is not None else [EVALUATION_SEED, number]
         return self.degraded(target, np.random.default_rng(entropy)), None if self.predict else target
-
-
-def mix(images: Float[Tensor, "b c h w"], share: float) -> Float[Tensor, "b c h w"]:
-    """Mixup (Zhang et al. 2018): each picture with the one before it, as torchvision pairs them."""
-    return share * images + (1 - share) * images.roll(1, dims=0)
 
 
 def check_pair(degraded_path: Path, degraded: np.ndarray, clean_path: Path, clean: np.ndarray, scale: int) -> None:

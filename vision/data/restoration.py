@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
+from vision.data.augment import NO_MIXING, Mixing
 from vision.data.degradations import Degradation, GaussianNoise
 from vision.data.loading import EvaluationSampler, LoadedData, Loader, TrainingLoader
 from vision.data.patches import Files, Pairs, Patches, Wholes
@@ -40,8 +40,8 @@ class RestorationData(LoadedData, ABC):
         channels: 3 (RGB) or 1 (gray).
         multiple: what the side of the degraded patch must be a multiple of; 8 suits Restormer, which halves three times.
         augment: mirror and turn training patches by multiples of 90 degrees.
-        mixup: alpha of the Beta distribution of the share by which half of the batches are mixed, degraded patches and clean
-            ones alike (Restormer's denoisers: 1.2); 0 = off.
+        mixing: Mixup across a training batch, degraded and clean patches alike; Restormer's denoisers take
+            ``Mixing(mixup=1.2, probability=0.5)``.
         num_workers: processes that prepare batches; 0 = none, -1 = one a processor, up to 8.
         seed: of the order, the patches and the training degradations; those of evaluation are always the same.
         scale: by how much the degraded picture is smaller.
@@ -67,7 +67,7 @@ class RestorationData(LoadedData, ABC):
         channels: int,
         multiple: int,
         augment: bool,
-        mixup: float,
+        mixing: Mixing,
         num_workers: int,
         seed: int,
         scale: int,
@@ -84,14 +84,14 @@ class RestorationData(LoadedData, ABC):
         for name, value in {"patches_per_picture": patches_per_picture, "multiple": multiple}.items():
             if value < 1:
                 raise UserError(f"{name}={value} is too small; use 1 or more")
-        if not 0 <= mixup < math.inf:
-            raise UserError(f"mixup={mixup} is out of range; use 0 (off) or a positive alpha, for example 1.2")
+        if mixing.cutmix:
+            raise UserError(f"mixing.cutmix={mixing.cutmix:g} is for classes; use mixing.mixup, for example 1.2, or 0 (off)")
         if stages is None:
             check_patch("patch", patch, scale, multiple)
         else:
             check_stages(stages, scale, multiple)
         self.patch, self.stages, self.patches_per_picture, self.channels = patch, stages, patches_per_picture, channels
-        self.augment, self.mixup, self.scale = augment, mixup, scale
+        self.augment, self.mixing, self.scale = augment, mixing, scale
         self._ready: set[str] = set()
 
     def setup(self, stage: str) -> None:
@@ -129,7 +129,7 @@ class RestorationData(LoadedData, ABC):
         patch = self.stages[0].patch if self.stages else self.patch
         return Patches(
             clean, degraded, self.scale, each=self.patches_per_picture, seed=self.seed, patch=patch, augment=self.augment,
-            mixup=self.mixup,
+            mixing=self.mixing,
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------------- loaders
@@ -228,7 +228,7 @@ class EmbeddedPhotos(RestorationData):
 
     Args:
         degradation: what the restorer shall undo; its scale is the data's.
-        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed: see
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed: see
             :class:`RestorationData`.
     """
 
@@ -244,13 +244,13 @@ class EmbeddedPhotos(RestorationData):
         channels: int = 3,
         multiple: int = 8,
         augment: bool = True,
-        mixup: float = 0.0,
+        mixing: Mixing = NO_MIXING,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
         self.degrade = degradation if degradation is not None else GaussianNoise(25.0)
         super().__init__(
-            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed,
+            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed,
             self.degrade.scale,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from rich.progress import track
 
-from vision.data.augment import hashed
+from vision.data.augment import NO_MIXING, Mixing, hashed
 from vision.data.classification import check_fraction
 from vision.data.degradations import Degradation, GaussianNoise
 from vision.data.images import Header, find_images, missing
@@ -42,7 +42,7 @@ class PairedFolder(RestorationData):
         scale: by how much the degraded pictures are smaller.
         degradation: a text for people.
         val_fraction: share of the pairs for validation where there is no such folder, 0..1.
-        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed: see
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed: see
             :class:`vision.data.RestorationData`.
 
     Raises:
@@ -66,12 +66,12 @@ class PairedFolder(RestorationData):
         channels: int = 3,
         multiple: int = 8,
         augment: bool = True,
-        mixup: float = 0.0,
+        mixing: Mixing = NO_MIXING,
         num_workers: int = -1,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed, scale
+            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed, scale
         )
         if bool(inputs) != bool(targets) or sum(map(bool, (root, inputs, pairs))) != 1:
             raise UserError(
@@ -136,7 +136,7 @@ class CleanFolder(RestorationData):
         root: a folder as above; folders below are searched too.
         degradation: what the restorer shall undo; its scale is the data's.
         val_fraction: share of the pictures for validation where there is no such folder, 0..1.
-        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed: see
+        patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed: see
             :class:`vision.data.RestorationData`.
 
     Raises:
@@ -155,13 +155,13 @@ class CleanFolder(RestorationData):
         channels: int = 3,
         multiple: int = 8,
         augment: bool = True,
-        mixup: float = 0.0,
+        mixing: Mixing = NO_MIXING,
         num_workers: int = -1,
         seed: int = 0,
     ) -> None:
         self.degrade = degradation if degradation is not None else GaussianNoise(25.0)
         super().__init__(
-            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixup, num_workers, seed,
+            patch, batch_size, stages, patches_per_picture, channels, multiple, augment, mixing, num_workers, seed,
             self.degrade.scale,
         )  # fmt: skip
         check_fraction("val_fraction", val_fraction)

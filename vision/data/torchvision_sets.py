@@ -11,10 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from vision.data.augment import Augmentation, Mixing
+from vision.data.augment import NO_MIXING, Augmentation, Mixing
 from vision.data.classification import (
     AS_DATA,
-    NO_MIXING,
     ClassificationData,
     check_fraction,
     check_size,

@@ -202,6 +202,22 @@ def test_mixing_any_batch_size(mixing: Mixing, batch: int) -> None:
     torch.testing.assert_close(mixed.mean((2, 3)), soft, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_pairs_are_mixed_by_one_share_each_with_the_one_before_it(batch: int, scale: int) -> None:
+    degraded, clean = torch.rand(batch, 3, 8, 8), torch.rand(batch, 3, 8 * scale, 8 * scale)
+    mixing = Mixing(mixup=1.2)
+    mixed = mixing.pairs(degraded, clean, seed=3)
+    assert [type(one) for one in mixed] == [torch.Tensor, torch.Tensor]
+    difference = clean.roll(1, 0) - clean
+    share = ((mixed[1] - clean) * difference).sum() / difference.square().sum() if batch > 1 else 0.0
+    assert batch == 1 or 0 < share < 1
+    for before, after in zip((degraded, clean), mixed, strict=True):
+        torch.testing.assert_close(after, before + share * (before.roll(1, 0) - before), atol=1e-5, rtol=0)
+    assert torch.equal(mixing.pairs(degraded, clean, seed=3)[0], mixed[0])
+    assert Mixing(mixup=1.2, probability=0.0).pairs(degraded, clean, seed=3)[0] is degraded
+
+
 def test_mixing_repeats_under_its_seed_and_leaves_inputs_alone() -> None:
     pictures, labels = torch.rand(7, 3, 8, 8), torch.arange(7)
     before = pictures.clone()

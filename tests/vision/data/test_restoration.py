@@ -26,6 +26,7 @@ from vision.data import (
     Downsample,
     EmbeddedPhotos,
     GaussianNoise,
+    Mixing,
     PairedFolder,
     RestorationData,
     SecondOrder,
@@ -169,9 +170,10 @@ def test_epochs_differ_and_seeds_differ_and_all_is_repeatable() -> None:
 
 def test_mixup_mixes_half_of_the_batches_degraded_and_clean_alike() -> None:
     """The published Restormer's denoisers train with it. Recomputed from the batches without it, for a share that is found."""
+    mixing = Mixing(mixup=1.2, probability=0.5)
     plain = epoch(embedded(patches_per_picture=40))
-    mixed = epoch(embedded(patches_per_picture=40, mixup=1.2))
-    assert equal(mixed, epoch(embedded(patches_per_picture=40, mixup=1.2)))
+    mixed = epoch(embedded(patches_per_picture=40, mixing=mixing))
+    assert equal(mixed, epoch(embedded(patches_per_picture=40, mixing=mixing)))
     shares = []
     for (degraded, clean, *_), (mixed_degraded, mixed_clean, *_) in zip(plain, mixed, strict=True):
         difference = clean.roll(1, 0) - clean
@@ -384,7 +386,7 @@ def test_everything_wrong_is_named_before_the_first_step(pairs: Callable[..., Pa
         ({"root": "a", "patch": 100}, "patch=100 is not a multiple of 8; use 96"),
         ({"root": "a", "channels": 4}, "channels=4 is not possible here; use 3 (RGB) or 1 (gray)"),
         ({"root": "a", "patches_per_picture": 0}, "patches_per_picture=0 is too small; use 1 or more"),
-        ({"root": "a", "mixup": -1.2}, "mixup=-1.2 is out of range; use 0 (off) or a positive alpha"),
+        ({"root": "a", "mixing": Mixing(cutmix=1.0)}, "mixing.cutmix=1 is for classes; use mixing.mixup, for example 1.2"),
         (
             {"root": "a", "patch": 64, "stages": [Stage(64, 8, steps=5)]},
             "patch=64 says otherwise than stages; leave one out",
