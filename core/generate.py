@@ -9,7 +9,7 @@ Every function takes
   the left (`real`, True = real token);
 - `stop`: the symbol, or symbols, that end a sequence;
 - `max_length`: most symbols generated, the stop symbol included;
-- `never`: symbols that are not written, such as padding; log-probabilities stay the model's own, as if they could be;
+- `never`: symbols (or one) that are not written, such as padding; log-probabilities stay the model's own, as if they could be;
 - `cache`: False computes the whole sequence again at every step, which gives the same symbols: the plain path.
 
 A row of the batch gives what it would give alone (sampling: but for the random numbers), and leaves the batch when it ends.
@@ -22,13 +22,14 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from core.options import check_sizes
 from core.rows import MemoryReal, as_real
 from core.steps import CachedSteps, WholeSteps, Writer
 
@@ -83,7 +84,7 @@ def greedy(
     *,
     stop: int | Collection[int],
     max_length: int,
-    never: Collection[int] = (),
+    never: int | Collection[int] = (),
     real: Bool[Tensor, "b n"] | None = None,
     memory_real: MemoryReal | None = None,
     cache: bool = True,
@@ -91,7 +92,9 @@ def greedy(
     """The most probable symbol, at every step."""
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        rows = one_a_row(steps, lambda scores: scores.argmax(dim=-1), as_stops(stop), never, max_length)
+        rows = one_a_row(
+            steps, lambda scores: scores.argmax(dim=-1), as_symbols("stop", stop), as_symbols("never", never), max_length
+        )
     refuse_nan(torch.tensor([row.log_prob for row in rows]))  # once, not at every step: argmax takes a NaN for the largest
     return rows
 
@@ -103,7 +106,7 @@ def sample(
     *,
     stop: int | Collection[int],
     max_length: int,
-    never: Collection[int] = (),
+    never: int | Collection[int] = (),
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -129,7 +132,7 @@ def sample(
 
     with evaluating(decoder):
         steps = start(decoder, prompt, memory, real, memory_real, max_length, cache)
-        return one_a_row(steps, choose, as_stops(stop), never, max_length)
+        return one_a_row(steps, choose, as_symbols("stop", stop), as_symbols("never", never), max_length)
 
 
 def beam_search(
@@ -139,7 +142,7 @@ def beam_search(
     *,
     stop: int | Collection[int],
     max_length: int,
-    never: Collection[int] = (),
+    never: int | Collection[int] = (),
     beam: int = 4,
     n_best: int = 1,
     penalty: GnmtPenalty | AveragePenalty | None = None,
@@ -165,15 +168,16 @@ def beam_search(
         raise ValueError(
             f"penalty={penalty!r} does not tell which one; use GnmtPenalty({penalty!r}) or AveragePenalty({penalty!r})"
         )
-    if not 1 <= n_best <= beam:
+    check_sizes(n_best=n_best, beam=beam)
+    if n_best > beam:
         raise ValueError(f"n_best={n_best} and beam={beam} do not fit; use 1 <= n_best <= beam")
     penalty = GnmtPenalty(0.0) if penalty is None else penalty
-    stops = as_stops(stop)
+    stops, unwritten = as_symbols("stop", stop), as_symbols("never", never)
     with evaluating(decoder):
         steps, rows = start(decoder, prompt, memory, real, memory_real, max_length, cache), len(prompt)
         ended: list[list[Hypothesis]] = [[] for _ in range(rows)]
         scores = steps.scores()
-        allow = without(never, scores, stops)
+        allow = without(unwritten, scores, stops)
         log_probs = (scores.log_softmax(dim=-1) + allow)[:, None]  # one live sequence a row
         live = log_probs.new_zeros(rows, 1)
         symbols = prompt.new_zeros(rows, 1, 0)
@@ -222,7 +226,7 @@ def one_a_row(
     steps: CachedSteps | WholeSteps,
     choose: Callable[[Float[Tensor, "b v"]], Int[Tensor, " b"]],
     stops: list[int],
-    never: Collection[int],
+    never: list[int],
     max_length: int,
 ) -> list[Hypothesis]:
     """Chooses a symbol a row and step; rows that end leave the batch."""
@@ -295,7 +299,7 @@ def evaluating(decoder: Writer) -> Iterator[None]:
         decoder.train(training)
 
 
-def without(never: Collection[int], scores: Float[Tensor, "b v"], stops: Collection[int]) -> Float[Tensor, " v"]:
+def without(never: list[int], scores: Float[Tensor, "b v"], stops: list[int]) -> Float[Tensor, " v"]:
     """What is added to scores: 0, and -inf at the symbols that are not written.
 
     Raises:
@@ -308,15 +312,15 @@ def without(never: Collection[int], scores: Float[Tensor, "b v"], stops: Collect
     if len(set(never)) == size:
         raise ValueError(f"never names all {size} symbols and leaves none to write; leave some out")
     allow = torch.zeros(size)
-    allow[list(never)] = float("-inf")
+    allow[never] = float("-inf")
     return allow.to(scores.device)
 
 
-def as_stops(stop: int | Collection[int]) -> list[int]:
-    stops: Any = [stop] if isinstance(stop, Integral) else stop
-    if isinstance(stops, Tensor) or not isinstance(stops, Collection) or not all(isinstance(s, Integral) for s in stops):
-        raise ValueError(f"stop={stop!r} is no whole number, or several; use stop=0, or tensor.tolist()")
-    return list(stops)
+def as_symbols(name: str, given: int | Collection[int]) -> list[int]:
+    symbols: Any = [given] if isinstance(given, Integral) else given
+    if isinstance(symbols, Tensor) or not isinstance(symbols, Collection) or not all(isinstance(s, Integral) for s in symbols):
+        raise ValueError(f"{name}={given!r} is no whole number, or several; use {name}=0, or tensor.tolist()")
+    return list(symbols)
 
 
 def refuse_nan(scores: Float[Tensor, "*b"]) -> None:
@@ -329,17 +333,19 @@ def among(symbols: Int[Tensor, "*b"], stops: list[int]) -> Bool[Tensor, "*b"]:
 
 
 def check_alpha(alpha: float) -> None:
-    if not math.isfinite(alpha):
-        raise ValueError(f"alpha={alpha} ranks nothing; use a finite number such as 0.6, or 0 for none")
+    if not isinstance(alpha, Real) or not math.isfinite(alpha):
+        raise ValueError(f"alpha={alpha!r} ranks nothing; use a finite number such as 0.6, or 0 for none")
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not temperature >= 1e-6:  # below, scores over it are no numbers
-        raise ValueError(f"temperature={temperature} is not 1e-6 or more; use e.g. 0.7, or greedy for the most probable symbol")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} leaves no symbol; use 1 or more, or None for all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is not in 0 < top_p <= 1; use e.g. 0.9, or None for all")
+    if not isinstance(temperature, Real) or not 1e-6 <= temperature <= 1e6:  # beyond, scores over it are no numbers
+        raise ValueError(
+            f"temperature={temperature!r} is not in 1e-6 <= temperature <= 1e6; use e.g. 0.7, or greedy for the most probable"
+        )
+    if top_k is not None and not (isinstance(top_k, Integral) and top_k >= 1):
+        raise ValueError(f"top_k={top_k!r} is no number of symbols; use 1 or more, or None for all")
+    if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):
+        raise ValueError(f"top_p={top_p!r} is not in 0 < top_p <= 1; use e.g. 0.9, or None for all")
 
 
 def narrowed(scores: Float[Tensor, "b v"], top_k: int | None, top_p: float | None) -> Float[Tensor, "b v"]:

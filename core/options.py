@@ -1,10 +1,12 @@
-"""Models remember what they were built with, so that a checkpoint can hold it as plain values and build them again."""
+"""Models remember what they were built with, so that a checkpoint can hold it as plain values and build them again; and the
+checks of options that many of them have, whose errors name the option."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -24,3 +26,38 @@ def remember_options(init: Callable[..., None]) -> Callable[..., None]:
             self.options = dict(list(bound.arguments.items())[1:])  # without self
 
     return remembering
+
+
+def check_sizes(least: int = 1, **sizes: Any) -> None:
+    """Raises ValueError: an option that is no whole number of at least `least`."""
+    for name, size in sizes.items():
+        if not isinstance(size, Integral) or isinstance(size, bool):
+            raise ValueError(f"{name}={size!r} is not one whole number; use {least} or more")
+        if size < least:
+            raise ValueError(f"{name}={size} is too small; use {least} or more")
+
+
+def check_shares(**shares: Any) -> None:
+    """Raises ValueError: an option, such as a dropout, that is no number from 0 up to, but not, 1."""
+    for name, share in shares.items():
+        if not isinstance(share, Real) or not 0 <= share < 1:
+            raise ValueError(f"{name}={share!r} is not in 0 <= {name} < 1; use e.g. 0.1")
+
+
+def check_makers(**makers: Any) -> None:
+    """Raises ValueError: an option that should make a part and cannot be called, such as the name of a class as a text."""
+    for name, maker in makers.items():
+        if not callable(maker):
+            raise ValueError(f"{name}={maker!r} makes nothing; give a class, or a function that makes the part, not its name")
+
+
+def hidden_width(dim: int, **ratio: Any) -> int:
+    """The width inside a feed-forward network: `dim` times the one ratio, rounded down.
+
+    Raises:
+        ValueError: a ratio that is no finite number, or leaves no width.
+    """
+    ((name, share),) = ratio.items()
+    if not isinstance(share, Real) or not 1 <= dim * share < 2**31:
+        raise ValueError(f"{name}={share!r} leaves dim={dim} no width inside its feed-forward network; use e.g. 4")
+    return int(dim * share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -232,9 +233,9 @@ def test_top_k_and_top_p_keep_the_most_probable_symbols():
 def test_errors():
     model, memory = decoder(position=Learned), torch.randn(1, 3, 6)
     usual = {"stop": STOP, "max_length": 5}
-    with pytest.raises(ValueError, match=r"^temperature=0.0 is not 1e-6 or more; use e.g. 0.7, or greedy for the most probable"):
+    with pytest.raises(ValueError, match=r"^temperature=0.0 is not in 1e-6 <= temperature <= 1e6; use e.g. 0.7, or greedy for"):
         sample(model, starts(1), memory, **usual, temperature=0.0)
-    with pytest.raises(ValueError, match=r"^top_k=0 leaves no symbol; use 1 or more, or None for all$"):
+    with pytest.raises(ValueError, match=r"^top_k=0 is no number of symbols; use 1 or more, or None for all$"):
         sample(model, starts(1), memory, **usual, top_k=0)
     with pytest.raises(ValueError, match=r"^top_p=1.5 is not in 0 < top_p <= 1; use e.g. 0.9, or None for all$"):
         sample(model, starts(1), memory, **usual, top_p=1.5)
@@ -276,6 +277,19 @@ def test_what_has_no_order_or_no_rows_is_refused_in_one_line(unchecked):
         for stop in (torch.tensor(0), torch.tensor([0, 2]), 0.5 * torch.ones(()), ["0"], None, 2.0):
             with pytest.raises(ValueError, match=r"is no whole number, or several; use stop=0, or tensor.tolist\(\)$"):
                 write(model, starts(1), memory, stop=stop, max_length=5)
+        for never in (torch.tensor([0]), [0.5], ["0"], None):
+            with pytest.raises(ValueError, match=r"^never=.* is no whole number, or several; use never=0, or tensor.tolist\(\)$"):
+                write(model, starts(1), memory, **usual, never=never)
+        assert write(model, starts(1), memory, **usual, never=3) == write(model, starts(1), memory, **usual, never=[3])
+    for name, values in {"temperature": (float("inf"), 1e300, 1e-40, "1", None), "top_k": ("3", 1.5), "top_p": ("0.9",)}.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(value))} is no"):
+                sample(model, starts(1), memory, **usual, **{name: value})
+    for name in ("beam", "n_best"):
+        with pytest.raises(ValueError, match=rf"^{name}=2.5 is not one whole number; use 1 or more$"):
+            beam_search(model, starts(1), memory, **usual, **{"beam": 4, name: 2.5})
+    with pytest.raises(ValueError, match=r"^alpha='1' ranks nothing"):
+        GnmtPenalty("1")
     with pytest.raises(ValueError, match=r"^penalty=0.6 does not tell which one; use GnmtPenalty\(0.6\) or AveragePenalty"):
         beam_search(model, starts(1), memory, **usual, penalty=0.6)
     with torch.no_grad():

@@ -83,17 +83,10 @@ def read_writing(options: Any) -> Any:
         raise UserError("--sample draws, --beam and --n-best search; use one of them")
     from vision.inference.translation import Writing
 
-    temperature = (1.0 if options.temperature is None else options.temperature) if options.sample else None
-    if temperature is not None and not temperature > 0:
-        raise UserError(
-            f"--temperature {temperature:g} is not positive; use e.g. 0.7, or leave --sample out for the most probable"
-        )
-    if options.top_p is not None and not 0 < options.top_p <= 1:
-        raise UserError(f"--top-p {options.top_p:g} is not in 0 < P <= 1; use e.g. 0.9")
     return Writing(
         beam=options.beam or options.n_best,
         n_best=options.n_best,
-        temperature=temperature,
+        temperature=(1.0 if options.temperature is None else options.temperature) if options.sample else None,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=options.seed or 0,
@@ -179,10 +172,14 @@ def check_drawing(model: nn.Module, text: str, file: Path) -> None:
     """Before the text is translated.
 
     Raises:
-        UserError: the file exists, the text cannot be translated, the model has no attention to draw.
+        UserError: the file is none of a picture or exists, the text cannot be translated, the model has no attention to draw.
     """
+    from matplotlib.backend_bases import FigureCanvasBase
+
     from vision.inference.translation import encode, require_looks
 
+    if file.suffix[1:].lower() not in FigureCanvasBase.filetypes:  # without one matplotlib would write another file, FILE.png
+        raise UserError(f"--explain {file} tells no kind of picture; use a name that ends in .png, .svg or .pdf")
     if file.exists():
         raise UserError(f"{file} exists; give another --explain, or remove it")
     require_looks(model)
@@ -193,7 +190,7 @@ def draw(model: nn.Module, text: str, target: Any, file: Path) -> None:
     """Writes the picture of the attention.
 
     Raises:
-        UserError: the file cannot be written, or its kind is none of pictures.
+        UserError: the file cannot be written.
     """
     from vision.inference.translation import explain
 
@@ -201,9 +198,3 @@ def draw(model: nn.Module, text: str, target: Any, file: Path) -> None:
         explain(model, text, target).savefig(file, dpi=110)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror or error}; give another --explain") from error
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"cannot write {file} ({str(error).split(' (')[0]}); use a name that ends in .png, .svg or .pdf"
-        ) from error

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from core import Hypothesis, Learned, RelativeTable, beam_search, greedy, sample
+from core.generate import check_sampling
 from vision.errors import UserError
 from vision.vocabulary import NEVER, PAD, START, STOP, Vocabulary
 
@@ -53,6 +54,11 @@ class Writing:
             raise UserError(f"seed={self.seed} is not in {-(2**63)} <= seed <= {2**64 - 1}; use e.g. 0")
         if self.temperature is not None and self.beam > 1:
             raise UserError(f"beam={self.beam} searches and temperature={self.temperature:g} draws; use one of them")
+        if self.temperature is not None:
+            try:
+                check_sampling(self.temperature, self.top_k, self.top_p)
+            except ValueError as error:
+                raise UserError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,13 @@ def test_explain_draws_one_text(capsys: pytest.CaptureFixture) -> None:
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     assert run("abc", "--explain", "a.png") == 2
     assert "a.png exists; give another --explain" in capsys.readouterr().err
+    before = Path("a.png").read_bytes()
+    for name in ("a", "a."):  # matplotlib writes a.png for both
+        assert run("dead", "--explain", name) == 2
+        assert f"--explain {name} tells no kind of picture; use a name that ends in .png" in capsys.readouterr().err
+    assert Path("a.png").read_bytes() == before
+    assert run("abc", "--explain", "b.PNG") == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["a.png", "b.PNG"]
 
 
 def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +150,16 @@ def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, m
         (["a", "--file", "x"], "give texts or --file x, not both"),
         (["--file", "none.txt"], "none.txt cannot be read (No such file or directory)"),
         (["a", "b", "--explain", "x.png"], "--explain draws the attention of one text"),
-        (["a", "--explain", "x.abc"], "use a name that ends in .png, .svg or .pdf"),
+        (["a", "--explain", "x.abc"], "--explain x.abc tells no kind of picture; use a name that ends in .png, .svg or .pdf"),
         (["a", "--explain", "no/x.png"], "cannot write no/x.png: No such file or directory"),
         (["a", "--top-k", "3"], "--top-k is of draws; give --sample too"),
         (["a", "--seed", "3"], "--seed is of draws; give --sample too"),
         (["a", "--sample", "--beam", "3"], "--sample draws, --beam and --n-best search; use one of them"),
         (["a", "--sample", "--seed", "9" * 20], "99 is not in -9223372036854775808 <= seed <= 18446744073709551615; use e.g. 0"),
-        (["a", "--sample", "--temperature", "0"], "--temperature 0 is not positive"),
-        (["a", "--sample", "--top-p", "2"], "--top-p 2 is not in 0 < P <= 1"),
+        (["a", "--sample", "--temperature", "0"], "temperature=0.0 is not in 1e-6 <= temperature <= 1e6; use e.g. 0.7"),
+        (["a", "--sample", "--temperature", "1e-40"], "temperature=1e-40 is not in 1e-6 <= temperature <= 1e6"),
+        (["a", "--sample", "--temperature", "inf"], "temperature=inf is not in 1e-6 <= temperature <= 1e6"),
+        (["a", "--sample", "--top-p", "2"], "top_p=2.0 is not in 0 < top_p <= 1; use e.g. 0.9"),
         (["a", "--beam", "2", "--n-best", "3"], "n_best=3 and beam=2 do not fit"),
         (["a", "--beem", "2"], "unknown option --beem; did you mean --beam?"),
     ],
@@ -160,6 +169,12 @@ def test_wrong_use_is_one_line(args: list[str], message: str, capsys: pytest.Cap
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_wrong_draws_are_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(vision, "load_model", None)
+    assert run("a", "--sample", "--temperature", "1e-40") == 2
+    assert capsys.readouterr().err.startswith("error: temperature=1e-40 is not in")
 
 
 def test_a_model_of_pictures_is_refused(model: EncoderDecoder, capsys: pytest.CaptureFixture) -> None:
