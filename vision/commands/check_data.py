@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_data(args: list[str]) -> int:
-    """Reads all pictures of a folder, prints what there is and what was found.
+    """Reads all pictures of a folder or a list of pairs, prints what there is and what was found.
 
     Returns:
         0, or 1 when something would make a training fail or its figures wrong; what is merely worth knowing does not count.
@@ -31,8 +31,11 @@ def check_data(args: list[str]) -> int:
         raise UserError(f"--scale={options.scale} is not possible; use 1 (same size), 2, 3 or 4")
     from vision.data.checks import check_folder
 
-    report = check_folder(options.folder, kind=options.kind, scale=options.scale, tiny=options.tiny, progress=_progress)
+    names = ("targets", "kind", "scale", "tiny")
+    report = check_folder(options.folder, **{name: getattr(options, name) for name in names}, progress=_progress)
     show(report, options.folder, most=options.most)
+    if report.kind == "classes" and options.kind is None and (hint := perhaps_pairs(report)):
+        print(hint)
     return SOME_FAILED if report.errors else DONE
 
 
@@ -42,7 +45,14 @@ def _parser() -> OptionParser:
         "Looks for unreadable, tiny and repeated pictures, sizes that do not fit, and pictures that training and test share.",
     )
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="class folders, or input/ and target/; alone or below train/, val/, test/"
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="class folders, or pairs in input/ and target/ (or lq/ and gt/, LR/ and HR/, noisy/ and clean/, blur/ and sharp/); "
+        "alone or below train/, val/, test/. Or a list of pairs, a text file",
+    )
+    parser.add_argument(
+        "--targets", type=Path, metavar="DIR", help="the clean pictures, where the first folder has degraded ones"
     )
     parser.add_argument(
         "--kind",
@@ -83,18 +93,30 @@ def show(report: Report, folder: Path, *, most: int) -> None:
     if not report.findings:
         console.print("nothing to mend")
         return
+    base = folder.parent if folder.is_file() else folder
     found = Table(title="found", title_justify="left")
     for name in ("", "kind", "count", "picture", "why"):
         found.add_column(name, overflow="fold")
     for group in _groups(report.findings):
         for place, finding in enumerate(group[:most]):
             head = ("error" if finding.error else "note", finding.kind, str(len(group))) if place == 0 else ("", "", "")
-            found.add_row(*head, _short(finding.path, folder), finding.text.replace(f"{folder}/", ""))
+            found.add_row(*head, _short(finding.path, base), finding.text.replace(f"{base}/", ""))
         if len(group) > most:
             found.add_row("", "", "", f"and {len(group) - most} more", "--most names more of them")
     console.print(found)
     errors = len(report.errors)
     console.print(f"{errors} error(s), {len(report.findings) - errors} note(s)")
+
+
+def perhaps_pairs(report: Report) -> str:
+    """What to do if two folders that were taken for classes are those of pairs: their pictures have the same names."""
+    names: dict[Path, set[str]] = defaultdict(set)
+    for path in next(iter(report.files.values())):
+        names[path.parent].add(path.stem)
+    if len(names) != 2 or len({frozenset(stems) for stems in names.values()}) > 1:
+        return ""
+    one, other = names
+    return f"{one.name} and {other.name} have the same names; if they are pairs: vision check-data {one} --targets {other}"
 
 
 _KINDS = {"pairs": "degraded and clean pictures in pairs", "classes": "pictures by class", "pictures": "pictures"}

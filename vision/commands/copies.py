@@ -16,6 +16,9 @@ FORMATS = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "tif": "TIFF", "tiff": "
 SUFFIXES = {f".{name}": form for name, form in FORMATS.items()} | {".jpe": "JPEG", ".jfif": "JPEG"}
 
 
+STEM = "{stem}"  # in the names of copies: the picture's own, without its ending
+
+
 @dataclass(frozen=True)
 class Job:
     """A picture, and its restored copy.
@@ -35,27 +38,37 @@ class Job:
     error: ImageError | None = None
 
 
-def plan(given: Sequence[Path], output: Path, form: str | None) -> list[Job]:
+def plan(given: Sequence[Path], output: Path, form: str | None, name: str = STEM) -> list[Job]:
     """A job for each picture, in the order given; a folder's own folders are kept, what lies in `output` is left out.
+
+    Args:
+        given: pictures, and folders of them.
+        output: the folder of the copies.
+        form: format of the copies; None = each picture's.
+        name: of a copy without its ending; `{stem}` stands for the picture's.
 
     Raises:
         UserError: a folder holds no picture, the output is no place for copies, a copy would replace a picture given, or two
-            would be one file.
+            would be one file; a name that no copy can have, or all would have.
     """
     from vision.data import is_image_file
 
+    check_name(name)
     if output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file; give a folder")
     if not output.exists() and is_image_file(output):
         raise UserError(f"--output {output} is named like a picture; give a folder, the copies keep their names")
     found = [
-        job_of(source, output / below, FORMATS.get(form or "")) for path in given for source, below in pictures_of(path, output)
+        job_of(source, output / below, FORMATS.get(form or ""), name)
+        for path in given
+        for source, below in pictures_of(path, output)
     ]
     asked = Counter(job.target for job in found)
     jobs: dict[Path, Job] = {}
     for job in found:
         if asked[job.target] > 1 and job.target.suffix.lower() != job.source.suffix.lower():
-            job = replace(job, target=job.target.with_name(job.source.name + job.target.suffix))  # a.bmp.png beside a.png
+            copy = name.replace(STEM, job.source.name) + job.target.suffix  # a.bmp.png beside a.png
+            job = replace(job, target=job.target.with_name(copy))
         other = jobs.setdefault(job.target, job)
         if not same(other.source, job.source):
             raise UserError(f"{other.source} and {job.source} would both become {job.target}; give each another --output")
@@ -68,7 +81,7 @@ def plan(given: Sequence[Path], output: Path, form: str | None) -> list[Job]:
 
 def pictures_of(path: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     """Each picture, and what its copy is called below the output."""
-    from vision.data import find_images
+    from vision.data.images import find_images, find_unread, unread
 
     if not path.is_dir():
         yield path, Path(path.name)
@@ -79,14 +92,16 @@ def pictures_of(path: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     is_inside = copies.is_relative_to(folder)
     found = [picture for picture in find_images(path) if not (is_inside and picture.resolve().is_relative_to(copies))]
     if not found:
-        raise UserError(f"{path} holds no pictures (.jpg, .png, .tif, .webp, …); give a folder with pictures")
+        others = unread(find_unread(path))
+        fix = f"found {others}: convert them, for example to PNG" if others else "give a folder with pictures"
+        raise UserError(f"{path} holds no pictures (.jpg, .png, .tif, .webp, …); {fix}")
     for picture in found:
         yield picture, picture.relative_to(path)
 
 
-def job_of(source: Path, place: Path, form: str | None) -> Job:
+def job_of(source: Path, place: Path, form: str | None, name: str) -> Job:
     """Its format told by its content, not by its name; BMP, GIF and PNM become PNG."""
-    from vision.data.images import open_image
+    from vision.data.images import is_image_file, open_image
     from vision.data.saving import WRITTEN
 
     try:
@@ -95,13 +110,19 @@ def job_of(source: Path, place: Path, form: str | None) -> Job:
     except ImageError as error:
         return Job(source, place, error=error)
     form = form or (found if found in WRITTEN else "PNG")
-    return Job(source, place if SUFFIXES.get(place.suffix.lower()) == form else renamed(place, WRITTEN[form]), form, pixels)
+    suffix = place.suffix if SUFFIXES.get(place.suffix.lower()) == form else WRITTEN[form]
+    stem = place.stem if place.suffix == suffix or is_image_file(place) else place.name
+    return Job(source, place.with_name(name.replace(STEM, stem) + suffix), form, pixels)
 
 
-def renamed(place: Path, suffix: str) -> Path:
-    from vision.data import is_image_file
-
-    return place.with_suffix(suffix) if is_image_file(place) else place.with_name(place.name + suffix)
+def check_name(name: str) -> None:
+    """Raises: UserError: a template of names that no copy can have, or all would have."""
+    rest = name.replace(STEM, "")
+    if rest == name or any(character in rest for character in "{}/\\\0"):
+        raise UserError(
+            f"--name {name!r} is no name for copies; write {STEM} for the picture's, letters around it and no folder, "
+            f"for example {STEM}_restored; the ending is the format's"
+        )
 
 
 def identity(path: Path) -> Identity | None:

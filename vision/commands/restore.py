@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vision.cli import DONE, SOME_FAILED
-from vision.commands.copies import FORMATS, Job, identity, make_folder, plan
+from vision.commands.copies import FORMATS, STEM, Job, identity, make_folder, plan
 from vision.commands.options import OptionParser, positive
 from vision.errors import ImageError, UserError, is_out_of_memory
 
@@ -34,7 +34,8 @@ def restore(args: list[str]) -> int:
             each other.
     """
     options = _parser().parse_args(args)
-    jobs = plan(options.pictures, options.output, options.format)
+    jobs = plan(options.pictures, options.output, options.format, options.name)
+    tell_unread(options.pictures)
     run: Callable[[Job, Callable[[float], None]], str] = foresee
     if not options.dry_run:
         run = Restoration(load(options.weights, options.device), jobs, options)
@@ -65,6 +66,7 @@ def _parser() -> OptionParser:
     add("--output", required=True, type=Path, metavar="DIR", help="where the copies go; no picture is ever changed")
     add("--overwrite", action="store_true", help="replace copies that are there")
     add("--dry-run", action="store_true", help="only tell what would be written where")
+    add("--name", default=STEM, metavar="NAME", help="of each copy, such as {stem}_restored; {stem} is the picture's ({stem})")
     add("--format", choices=sorted(FORMATS), metavar="NAME", help=f"of all copies: {', '.join(FORMATS)} (as the picture's)")
     add(
         "--quality",
@@ -81,6 +83,14 @@ def _parser() -> OptionParser:
     add("--blend", type=float, default=1.0, metavar="SHARE", help="of the restored picture, 0 to 1; the rest is the original (1)")
     add("--device", metavar="NAME", help="cpu, cuda, mps, … (an accelerator if there is one)")
     return parser
+
+
+def tell_unread(given: Sequence[Path]) -> None:
+    """What lies in the folders given in formats that are not read."""
+    from vision.data.images import find_unread, unread
+
+    if others := unread([path for folder in given if folder.is_dir() for path in find_unread(folder)]):
+        print(f"note: {others} are passed over; convert them, for example to PNG", file=sys.stderr)
 
 
 def percent(text: str) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vision.data.images import Header, find_images, read_image
-from vision.data.pairing import Finding, Pair, find_pairs, mismatched
-from vision.data.restoration_folders import pair_folders, split_folders
+from vision.data.images import Header, find_images, find_unread, read_image
+from vision.data.pairing import Finding, Pair, bounds, couple, mismatched, no_pictures, read_list
+from vision.data.restoration_folders import find_splits, pair_folders, split_folders
 from vision.errors import ImageError, UserError
 
 Kind = Literal["pairs", "classes", "pictures"]
@@ -26,7 +26,7 @@ class Report:
     """What was looked at, and what was found.
 
     Attributes:
-        kind: what the folder is: pairs to restore, pictures by class, or pictures alone.
+        kind: what there is: pairs to restore, pictures by class, or pictures alone.
         files: the pictures of each split.
         headers: of all that can be read: size, channels and depth.
         findings: in order of their kinds.
@@ -42,48 +42,87 @@ class Report:
         return [finding for finding in self.findings if finding.error]
 
 
-def check_folder(root: Path, *, kind: Kind | None = None, scale: int = 1, tiny: int = TINY, progress: Progress = iter) -> Report:
+def check_folder(
+    root: Path,
+    *,
+    targets: Path | None = None,
+    kind: Kind | None = None,
+    scale: int = 1,
+    tiny: int = TINY,
+    progress: Progress = iter,
+) -> Report:
     """Reads every picture below a folder, whole, and compares what belongs together.
 
     Args:
-        root: ``input`` and ``target`` folders, or class folders, each also below ``train``, ``val`` and ``test``; or pictures.
-        kind: what the folder holds; None = told by its folders: ``input`` or ``target``, several others, or none.
+        root: folders of pairs such as ``input`` and ``target`` (see :class:`vision.data.PairedFolder`), or class folders, each
+            also below ``train``, ``val`` and ``test``; or pictures; or a list file of pairs.
+        targets: the clean pictures, where ``root`` holds the degraded ones.
+        kind: what the folder holds; None = told by its folders: those of pairs, several others, or none.
         scale: by how much the degraded pictures of pairs are smaller.
         tiny: pictures with a side below so many pixels are named.
         progress: wraps the files while they are read.
 
     Raises:
-        UserError: no folder, no pictures, half a pair of folders.
+        UserError: no folder, no pictures, half a pair of folders, a list or two folders of another kind than pairs.
     """
-    folders = split_folders(root)
-    kind = kind or kind_of(folders)
-    report = Report(kind, {split: find_images(folder, root=root) for split, folder in folders.items()})
-    if not any(report.files.values()):
-        raise UserError(f"{root} has no pictures (.png, .jpg, .tif, …); give a folder with pictures")
-    paths = [path for files in report.files.values() for path in files]
-    with ThreadPoolExecutor(4) as pool:  # decoding leaves Python's lock
-        looked = dict(zip(paths, pool.map(_look, progress(paths)), strict=True))
+    kind, folders = places(root, targets, kind)
+    pairs: list[Pair] = []
+    findings: list[Finding] = []
+    if not folders:
+        pairs = read_list(root)
+        files = {"list": sorted({path for pair in pairs for path in pair})}
+    else:
+        if kind == "pairs":
+            splits, findings = find_splits({split: Pair(*both) for split, both in folders.items()}, root)
+            pairs = [pair for split in splits.values() for pair in split]
+        files = {split: [path for one in group for path in _pictures(one, root, kind)] for split, group in folders.items()}
+    report = Report(kind, files)
+    if not any(files.values()):
+        raise UserError(no_pictures(root))
+    looked = _look_at([path for split in files.values() for path in split], progress)
     broken = {path: error for path, error in looked.items() if isinstance(error, ImageError)}
     report.headers = {path: look[0] for path, look in looked.items() if not isinstance(look, ImageError)}
     contents = {path: look[1] for path, look in looked.items() if not isinstance(look, ImageError)}
     report.findings += [Finding("unreadable", path, error.reason) for path, error in broken.items()]
-    if kind == "pairs":
-        report.findings += _pairs(root, report, broken, scale)
+    report.findings += [*findings, *mismatched(pairs, {**report.headers, **broken}, scale), *_unequal(pairs, report.headers)]
     if kind == "classes":
-        report.findings += _classes(folders, report)
-    report.findings += repeated(report.files, contents, leaks=_leak_matters(kind))
+        report.findings += _classes({split: folder for split, (folder,) in folders.items()}, report)
+    clean = {pair.clean for pair in pairs}  # degraded pictures may repeat: black ones, say
+    report.findings += repeated(files, contents, leaks=lambda path: kind != "pairs" or path in clean)
     for path, header in report.headers.items():
         if min(header.height, header.width) < tiny:
             report.findings.append(Finding("tiny", path, header.size, error=False))
     report.findings += odd_ones(report.headers)
+    for path in (path for group in folders.values() for folder in group for path in find_unread(folder)):
+        text = "passed over in training; convert it, for example to PNG"
+        report.findings.append(Finding(f"{path.suffix.lower()} is not read", path, text, error=False))
     return report
+
+
+def places(root: Path, targets: Path | None, kind: Kind | None) -> tuple[Kind, dict[str, tuple[Path, ...]]]:
+    """What is to be checked: its kind, and the folders of each split, of pairs the degraded and the clean one; of a list none."""
+    is_list = targets is None and root.is_file()
+    if is_list or targets is not None:
+        if kind not in (None, "pairs"):
+            raise UserError(f"kind={kind} is of one folder; a list or two folders hold pairs, leave the kind out")
+        return "pairs", {} if targets is None else {"pairs": (root, targets)}
+    splits = split_folders(root)
+    kind = kind or kind_of(splits)
+    return kind, {**pair_folders(root)} if kind == "pairs" else {split: (folder,) for split, folder in splits.items()}
 
 
 def kind_of(folders: dict[str, Path]) -> Kind:
     """What the folders of the splits hold, told by the first."""
     first = next(iter(folders.values()))
     names = {path.name for path in first.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    return "pairs" if names & {"input", "target"} else "classes" if len(names) > 1 else "pictures"
+    if names & {"input", "target"} or couple(first):
+        return "pairs"
+    return "classes" if len(names) > 1 else "pictures"
+
+
+def _pictures(folder: Path, root: Path, kind: Kind) -> list[Path]:
+    """As the training finds them: a class may not be a link to elsewhere."""
+    return find_images(folder, root=root if kind == "classes" else bounds(folder, root))
 
 
 def repeated(files: dict[str, list[Path]], contents: dict[Path, bytes], *, leaks: Callable[[Path], bool]) -> list[Finding]:
@@ -124,6 +163,11 @@ def odd_ones(headers: dict[Path, Header]) -> list[Finding]:
     return findings
 
 
+def _look_at(paths: Sequence[Path], progress: Progress) -> dict[Path, tuple[Header, bytes] | ImageError]:
+    with ThreadPoolExecutor(4) as pool:  # decoding leaves Python's lock
+        return dict(zip(paths, pool.map(_look, progress(paths)), strict=True))
+
+
 def _look(path: Path) -> tuple[Header, bytes] | ImageError:
     """Size and kind of a picture, and a hash of its pixels."""
     try:
@@ -136,21 +180,7 @@ def _look(path: Path) -> tuple[Header, bytes] | ImageError:
     return Header(height, width, channels, 8 * image.dtype.itemsize), digest.digest()
 
 
-def _leak_matters(kind: Kind) -> Callable[[Path], bool]:
-    """Of pairs, the degraded pictures may repeat: black ones, say; the clean ones may not."""
-    return lambda path: kind != "pairs" or "target" in path.parts
-
-
-def _pairs(root: Path, report: Report, broken: dict[Path, ImageError], scale: int) -> list[Finding]:
-    findings: list[Finding] = []
-    headers: dict[Path, Header | ImageError] = {**report.headers, **broken}
-    for inputs, targets in pair_folders(root).values():
-        pairs, news = find_pairs(inputs, targets)
-        findings += [*news, *mismatched(pairs, headers, scale), *_unequal_channels(pairs, report.headers)]
-    return findings
-
-
-def _unequal_channels(pairs: Sequence[Pair], headers: dict[Path, Header]) -> list[Finding]:
+def _unequal(pairs: Sequence[Pair], headers: dict[Path, Header]) -> list[Finding]:
     findings = []
     for pair in pairs:
         small, large = headers.get(pair.degraded), headers.get(pair.clean)

@@ -12,7 +12,8 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -35,6 +36,11 @@ from vision.errors import ImageError, UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+UNREAD = (  # what cameras, phones and programs write and is not read here
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".jxr", ".apng", ".tga", ".ico", ".pcx", ".dds", ".exr", ".hdr", ".pfm",
+    ".psd", ".xcf", ".svg", ".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".raf", ".orf", ".rw2", ".pef",
+    ".srw", ".3fr", ".iiq", ".x3f", ".erf", ".dcr",
+)  # fmt: skip
 MAX_PIXELS = 2**27  # 134 million: a photo of 108 million pixels passes, a decompression bomb does not
 _OTHER_BYTE = {  # Pillow's name for 16-bit pixels, and the name by which it takes the low bytes where the first takes the high
     f"{mode};16{order}": f"{mode};16{other}"
@@ -144,6 +150,23 @@ def find_images(folder: str | Path, *, root: str | Path | None = None) -> list[P
                 require_inside(Path(place, name), bounds)
         found += [Path(place, name) for name in names]
     return sorted(found)
+
+
+def find_unread(folder: str | Path) -> list[Path]:
+    """Pictures below a folder of formats that are not read here, told by their names (UNREAD), sorted; :func:`find_images`
+    passes them over. Links to folders are not followed, and no folder has none."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in files if Path(name).suffix.lower() in UNREAD and not name.startswith(".")]
+    return sorted(found)
+
+
+def unread(paths: Sequence[Path]) -> str:
+    """What was passed over, in a few words, such as "3 pictures of kinds that are not read (.cr2 1, .heic 2)"; "" if nothing."""
+    kinds = Counter(path.suffix.lower() for path in paths)
+    counts = ", ".join(f"{suffix} {kinds[suffix]}" for suffix in sorted(kinds))
+    return f"{len(paths)} picture{'s' * (len(paths) > 1)} of kinds that are not read ({counts})" if paths else ""
 
 
 def require_inside(path: Path, root: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from vision.data.images import Header, find_images, read_header
+from vision.data.images import Header, find_images, find_unread, read_header, unread
 from vision.errors import ImageError, UserError
 
 
@@ -28,19 +28,42 @@ class Pair(NamedTuple):
     clean: Path
 
 
-def find_pairs(inputs: Path, targets: Path) -> tuple[list[Pair], list[Finding]]:
+COUPLES = (  # folders of degraded and of clean pictures, as data sets name them; in capitals too
+    ("input", "target"), ("lq", "gt"), ("lr", "hr"), ("noisy", "clean"), ("blur", "sharp"), ("rainy", "clean"),
+    ("rain", "norain"),
+)  # fmt: skip
+
+
+def couple(folder: Path) -> Pair | None:
+    """The folders of degraded and of clean pictures within, by their names (COUPLES); None if there are not both."""
+    names = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
+    return next((Pair(names[one], names[other]) for one, other in COUPLES if one in names and other in names), None)
+
+
+def bounds(folder: Path, root: Path) -> Path:
+    """What links in the folder may not leave: the root; of a folder that is itself a link to elsewhere, what it leads to."""
+    return root if folder.resolve().is_relative_to(root.resolve()) else folder
+
+
+def find_pairs(inputs: Path, targets: Path, root: Path | None = None) -> tuple[list[Pair], list[Finding]]:
     """Pairs of two folders: the same path below them, the ending aside. And what has no partner, or several.
 
+    Args:
+        inputs, targets: the folders of degraded and of clean pictures; each may be a link to anywhere.
+        root: the folder they were found in, which links within them may lead to.
+
     Raises:
-        UserError: a folder that is none, or has no pictures.
+        UserError: a folder that is none, or has no pictures; both are the same one.
     """
+    if inputs.resolve() == targets.resolve():
+        raise UserError(f"{inputs} and {targets} are one folder; give the degraded pictures and the clean ones in two")
     found: list[dict[str, list[Path]]] = []
     for folder in (inputs, targets):
         by_name: dict[str, list[Path]] = defaultdict(list)
-        for path in find_images(folder):
+        for path in find_images(folder, root=bounds(folder, root or folder)):
             by_name[path.relative_to(folder).with_suffix("").as_posix()].append(path)
         if not by_name:
-            raise UserError(f"{folder} has no pictures (.png, .jpg, .tif, …); give a folder with pictures")
+            raise UserError(no_pictures(folder))
         found.append(by_name)
     findings = []
     for mine, others, folder in ((found[0], found[1], targets), (found[1], found[0], inputs)):
@@ -50,6 +73,13 @@ def find_pairs(inputs: Path, targets: Path) -> tuple[list[Pair], list[Finding]]:
             if name not in others:
                 findings.append(Finding("no partner", paths[0], f"no picture of that name in {folder}"))
     return [Pair(found[0][name][0], found[1][name][0]) for name in sorted(found[0].keys() & found[1].keys())], findings
+
+
+def no_pictures(folder: Path, fix: str = "give a folder with pictures") -> str:
+    """The message, with what there is in their place."""
+    if others := unread(find_unread(folder)):
+        fix = f"found {others}: convert them, for example to PNG"
+    return f"{folder} has no pictures (.png, .jpg, .tif, …); {fix}"
 
 
 def read_list(file: Path) -> list[Pair]:

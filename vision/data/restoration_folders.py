@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +13,20 @@ from rich.progress import track
 from vision.data.augment import NO_MIXING, Mixing, hashed
 from vision.data.classification import check_fraction
 from vision.data.degradations import Degradation, GaussianNoise
-from vision.data.images import Header, find_images, missing
-from vision.data.pairing import Finding, Pair, find_pairs, mismatched, read_headers, read_list, summary, unreadable
+from vision.data.images import Header, find_images, find_unread, missing, unread
+from vision.data.pairing import (
+    Finding,
+    Pair,
+    bounds,
+    couple,
+    find_pairs,
+    mismatched,
+    no_pictures,
+    read_headers,
+    read_list,
+    summary,
+    unreadable,
+)
 from vision.data.patches import Files, Wholes
 from vision.data.restoration import RestorationData, log
 from vision.data.schedule import Stage
@@ -30,10 +42,11 @@ class PairedFolder(RestorationData):
 
     Either ``root`` with ``train/input`` and ``train/target``, and ``val`` and ``test`` like it, both optional; or ``root`` with
     ``input`` and ``target`` alone; or two folders ``inputs`` and ``targets``; or ``pairs``, a text file with a pair in each
-    line: degraded, tab, clean. Where there is no ``val``, pairs are split off the training's by name and seed; where there is
-    no ``test``, the validation is tested on; for a test alone, ``test`` is enough. Everything is checked before the first
-    step: partners, sizes, readable headers. Predictions are of the degraded test pictures, or of any folder with pictures
-    given as ``root``.
+    line: degraded, tab, clean. Folders called lq and gt, LR and HR, noisy and clean, blur and sharp, rainy and clean or rain and
+    norain do for input and target. Folders may be links to anywhere, links within them may not lead out. Where there is no
+    ``val``, pairs are split off the training's by name and seed; where there is no ``test``, the validation is tested on; for a
+    test alone, ``test`` is enough. Everything is checked before the first step: partners, sizes, readable headers. Predictions
+    are of the degraded test pictures, or of any folder with pictures given as ``root``.
 
     Args:
         root: a folder as above.
@@ -90,8 +103,9 @@ class PairedFolder(RestorationData):
         for pairs in splits.values():
             findings += mismatched(pairs, headers, self.scale)
         if findings:
-            listed = f"; vision check-data {self.root} lists them all" if self.root else ""
-            raise UserError(f"{summary(findings)} — mend or remove them{listed}")
+            source = f"{self.inputs} --targets {self.targets}" if self.inputs else self.root or self.pairs
+            scale = f" --scale {self.scale}" if self.scale > 1 else ""
+            raise UserError(f"{summary(findings)} — mend or remove them; vision check-data {source}{scale} lists them all")
         split_off(splits, [pair.clean.name for pair in splits.get("train", [])], self.val_fraction, self.seed)
         files = {split: self._files(pairs) for split, pairs in splits.items()}
         hold(files.get("train", ()), headers)
@@ -103,8 +117,10 @@ class PairedFolder(RestorationData):
         else:
             root = Path(self.inputs or self.root)
             below = [root / "test" / "input", root / "input"]
-            root = next((path for path in below if path.is_dir()), root)
+            known = couple(root / "test") or couple(root)
+            root = known.degraded if known else next((path for path in below if path.is_dir()), root)
             paths = found(root)
+            tell_unread(root, [root])
         self.predict = Wholes(None, Files(paths, root, self.channels), self.scale)
 
     def _files(self, pairs: Sequence[Pair]) -> tuple[Files, Files]:
@@ -116,12 +132,9 @@ class PairedFolder(RestorationData):
     def _find(self) -> tuple[dict[str, list[Pair]], list[Finding]]:
         if self.pairs:
             return {"train": read_list(Path(self.pairs))}, []
-        folders = pair_folders(Path(self.root)) if self.root else {"train": (Path(self.inputs), Path(self.targets))}
-        splits, findings = {}, []
-        for split, (inputs, targets) in folders.items():
-            splits[split], news = find_pairs(inputs, targets)
-            findings += news
-        return splits, findings
+        folders = pair_folders(Path(self.root)) if self.root else {"train": Pair(Path(self.inputs), Path(self.targets))}
+        tell_unread(self.root or self.inputs, [folder for pair in folders.values() for folder in pair])
+        return find_splits(folders, Path(self.root) if self.root else None)
 
 
 class CleanFolder(RestorationData):
@@ -171,10 +184,11 @@ class CleanFolder(RestorationData):
     def _setup_pairs(self) -> None:
         folders = split_folders(self.root)
         for folder in folders.values():
-            if (folder / "input").is_dir() and (folder / "target").is_dir():
-                advice = f"use vision.data.PairedFolder, or root={folder / 'target'}"
-                raise UserError(f"{folder} holds pairs, input and target; {advice}")
+            if pair := couple(folder):
+                advice = f"use vision.data.PairedFolder, or root={pair.clean}"
+                raise UserError(f"{folder} holds pairs, {pair.degraded.name} and {pair.clean.name}; {advice}")
         splits = {split: found(folder, self.root) for split, folder in folders.items()}
+        tell_unread(self.root, folders.values())
         headers = read_headers([path for paths in splits.values() for path in paths])
         if broken := unreadable(headers):
             raise UserError(f"{summary(broken)} — mend or remove them; vision check-data lists them all")
@@ -190,10 +204,26 @@ class CleanFolder(RestorationData):
 
 
 def found(folder: Path, root: Path | None = None) -> list[Path]:
-    """The pictures below a folder; at least one."""
-    if not (paths := find_images(folder, root=root)):
-        raise UserError(f"data folder {folder} has no pictures; put files like {folder}/name.png there, or give another folder")
+    """The pictures below a folder, which may be a link to anywhere; at least one."""
+    if not (paths := find_images(folder, root=bounds(folder, root or folder))):
+        fix = f"put files like {folder}/name.png there, or give another folder"
+        raise UserError(f"data folder {no_pictures(folder, fix)}")
     return paths
+
+
+def tell_unread(place: object, folders: Iterable[Path]) -> None:
+    """Warn once of pictures of formats that are not read."""
+    if others := unread([path for folder in folders for path in find_unread(folder)]):
+        log.warning("%s: %s are passed over; convert them, for example to PNG", place, others)
+
+
+def find_splits(folders: dict[str, Pair], root: Path | None) -> tuple[dict[str, list[Pair]], list[Finding]]:
+    """The pairs of each split, and what has no partner, or several; see :func:`vision.data.pairing.find_pairs`."""
+    splits, findings = {}, []
+    for split, (degraded, clean) in folders.items():
+        splits[split], news = find_pairs(degraded, clean, root)
+        findings += news
+    return splits, findings
 
 
 def split_folders(root: Path) -> dict[str, Path]:
@@ -207,19 +237,20 @@ def split_folders(root: Path) -> dict[str, Path]:
     return {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
 
 
-def pair_folders(root: Path) -> dict[str, tuple[Path, Path]]:
-    """The folders ``input`` and ``target`` of each split.
+def pair_folders(root: Path) -> dict[str, Pair]:
+    """The folders of degraded and clean pictures of each split, see :func:`vision.data.pairing.couple`.
 
     Raises:
         UserError: one of them is missing.
     """
-    folders = {split: (folder / "input", folder / "target") for split, folder in split_folders(root).items()}
-    for pair in folders.values():
-        for folder in pair:
-            if not folder.is_dir():
-                raise UserError(
-                    f"{folder} does not exist; put degraded pictures into input and clean ones of the same name into target"
-                )
+    folders = {}
+    for split, folder in split_folders(root).items():
+        if (pair := couple(folder)) is None:
+            lacking = next(name for name in ("input", "target") if not (folder / name).is_dir())
+            raise UserError(
+                f"{folder / lacking} does not exist; put degraded pictures into input and clean ones of the same name into target"
+            )
+        folders[split] = pair
     return folders
 
 

@@ -48,6 +48,24 @@ def test_notes_alone_give_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "nothing to mend" in capsys.readouterr().out
 
 
+def test_two_folders_with_the_same_names_may_be_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i, name in enumerate(("dark", "light")):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (50, 50), (i, 0, 0)).save(tmp_path / name / "a.png")
+    dark, light = tmp_path / "dark", tmp_path / "light"
+    assert code(str(tmp_path)) == 0
+    hint = f"dark and light have the same names; if they are pairs: vision check-data {dark} --targets {light}\n"
+    assert capsys.readouterr().out.endswith(hint)
+    assert code(str(tmp_path), "--kind", "classes") == 0
+    assert "if they are pairs" not in capsys.readouterr().out
+    assert code(str(dark), "--targets", str(light)) == 0
+    out = capsys.readouterr().out
+    assert "degraded and clean pictures in pairs" in out
+    (tmp_path / "list.txt").write_text("dark/a.png\tlight/a.png\ndark/b.png\tlight/a.png\n")
+    assert code(str(tmp_path / "list.txt")) == 1
+    assert "b.png" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -294,6 +294,46 @@ def test_two_pictures_for_one_place(capsys):
 
 
 @pytest.mark.usefixtures("model")
+def test_copies_are_named_by_a_template(capsys):
+    picture("in/a.jpg")
+    picture("in/a.png")
+    picture("in/sub/b.c.png")
+    Path("in/odd.x").write_bytes(Path("in/a.png").read_bytes())
+    assert run("in", "in/odd.x", "--output", "out", "--name", "{stem}_restored") == 0
+    assert files("out") == ["a_restored.jpg", "a_restored.png", "odd.x_restored.png", "sub/b.c_restored.png"]
+    assert run("in", "--output", "png", "--name", "x{stem}", "--format=png") == 0
+    assert files("png") == ["sub/xb.c.png", "xa.jpg.png", "xa.png"]
+    assert run("in/a.png", "--output", "in", "--name", "{stem}_restored") == 0  # beside it
+    assert read_image("in/a_restored.png").shape == (10, 12, 3)
+    picture("in/b_new.png")
+    assert run("in/sub/b.c.png", "in/b_new.png", "in/a.png", "--output", "in", "--name", "{stem}_new", "--dry-run") == 0
+    capsys.readouterr()
+    picture("in/b.png")
+    assert run("in/b.png", "in/b_new.png", "--output", "in", "--name", "{stem}_new") == 2
+    assert "the copy of in/b.png would replace the picture in/b_new.png; give another --output" in capsys.readouterr().err
+    picture("one/a.png")
+    assert run("one/a.png", "in/a.png", "--output", "out", "--name", "{stem}_new") == 2
+    assert "would both become out/a_new.png" in capsys.readouterr().err
+    for name in ("", "restored", "{name}", "{stem}{i}", "sub/{stem}", "{stem", "..\\{stem}", "{}"):
+        assert run("in/a.png", "--output", "out", "--name", name) == 2
+        assert f"--name {name!r} is no name for copies; write {{stem}}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("model")
+def test_formats_that_are_not_read_are_told_once(capsys):
+    picture("in/a.png")
+    for name in ("in/b.heic", "in/sub/c.CR2", "in/d.txt", "raw/a.nef"):
+        Path(name).parent.mkdir(exist_ok=True, parents=True)
+        Path(name).touch()
+    assert run("in", "--output", "out") == 0
+    told = "note: 2 pictures of kinds that are not read (.cr2 1, .heic 1) are passed over; convert them, for example to PNG\n"
+    assert capsys.readouterr().err == told
+    assert run("raw", "--output", "out") == 2
+    told = "found 1 picture of kinds that are not read (.nef 1): convert them, for example to PNG"
+    assert capsys.readouterr().err == f"error: raw holds no pictures (.jpg, .png, .tif, .webp, …); {told}\n"
+
+
+@pytest.mark.usefixtures("model")
 def test_dry_run_writes_nothing(capsys):
     picture("in/a.jpg")
     picture("in/sub/b.png")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vision.data import CleanFolder, PairedFolder
 from vision.data.checks import check_folder
 from vision.errors import UserError
 
@@ -154,3 +155,90 @@ def test_progress_sees_every_file(classes: Path) -> None:
     check: Callable[..., object] = check_folder
     check(classes, progress=progress)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("names", [("lq", "gt"), ("LR", "HR"), ("noisy", "clean"), ("blur", "sharp")])
+def test_folders_of_pairs_by_their_usual_names(paired: Path, names: tuple[str, str]) -> None:
+    for split in ("train", "test"):
+        for old, new in zip(("input", "target"), names, strict=True):
+            (paired / split / old).rename(paired / split / new)
+    report = check_folder(paired)
+    assert report.kind == "pairs"
+    assert not report.findings
+    (paired / "train" / names[1] / "0.jpg").unlink()
+    assert ("no partner", f"train/{names[0]}/0.png", True) in found(paired)
+    data = PairedFolder(str(paired), patch=16, num_workers=0)
+    with pytest.raises(UserError, match=r"1 no partner: .* vision check-data .* lists them all"):
+        data.setup("fit")
+
+
+def test_a_list_and_two_folders_are_checked_as_a_folder_is(paired: Path) -> None:
+    save(paired / "train/input/0.png", 1, size=(20, 18))
+    lines = [f"train/input/{i}.png\ttrain/target/{i}.jpg\n" for i in range(3)]
+    (paired / "pairs.txt").write_text("".join(lines))
+    report = check_folder(paired / "pairs.txt", tiny=8)
+    assert report.kind == "pairs"
+    assert {split: len(files) for split, files in report.files.items()} == {"list": 6}
+    assert {(one.kind, one.path.name) for one in report.findings if one.error} == {
+        ("different size", "0.png"), ("unreadable", "2.png"), ("unreadable", "2.jpg"),
+    }  # fmt: skip
+    report = check_folder(paired / "train/input", targets=paired / "train/target", tiny=8)
+    assert [(one.kind, one.path.name) for one in report.findings] == [("different size", "0.png")]
+    with pytest.raises(UserError, match="kind=classes is of one folder; a list or two folders hold pairs"):
+        check_folder(paired / "pairs.txt", kind="classes")
+    with pytest.raises(UserError, match="are one folder; give the degraded pictures and the clean ones in two"):
+        check_folder(paired / "train/input", targets=paired / "train/input")
+
+
+def test_folders_may_be_links_to_elsewhere_as_in_training(paired: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And loops of links end."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("train/input", "test"):
+        (paired / name).rename(elsewhere / name.replace("/", "_"))
+        (paired / name).symlink_to(elsewhere / name.replace("/", "_"), target_is_directory=True)
+    (elsewhere / "train_input" / "loop").symlink_to(elsewhere / "train_input", target_is_directory=True)
+    report = check_folder(paired)
+    assert {split: len(files) for split, files in report.files.items()} == {"train": 4, "test": 4}
+    assert not report.findings
+    PairedFolder(str(paired), patch=16, num_workers=0).setup("fit")
+    photos = paired / "photos"
+    photos.mkdir()
+    (photos / "train").symlink_to(elsewhere / "test" / "target", target_is_directory=True)
+    assert [path.name for path in check_folder(photos).files["train"]] == ["0.jpg", "1.jpg"]
+    CleanFolder(str(photos), patch=16, num_workers=0).setup("fit")
+    (elsewhere / "test" / "target" / "out.jpg").symlink_to(paired / "train" / "target" / "0.jpg")
+    for look in (lambda: check_folder(photos), lambda: CleanFolder(str(photos), num_workers=0).setup("fit")):
+        with pytest.raises(UserError, match=r"out\.jpg leads outside"):
+            look()
+
+
+def test_formats_that_are_not_read_are_notes(paired: Path) -> None:
+    for name in ("a.HEIC", "b.heic", "c.CR2", "notes.txt", ".hidden.heic"):
+        (paired / "train/input" / name).touch()
+    assert found(paired) == {
+        (".heic is not read", "train/input/a.HEIC", False),
+        (".heic is not read", "train/input/b.heic", False),
+        (".cr2 is not read", "train/input/c.CR2", False),
+    }
+
+
+def test_formats_that_are_not_read_are_told_in_training(paired: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train/input/a.heic", "train/target/a.heic", "train/target/b.cr2"):
+        (paired / name).touch()
+    PairedFolder(str(paired), patch=16, num_workers=0).setup("fit")
+    told = f"{paired}: 3 pictures of kinds that are not read (.cr2 1, .heic 2) are passed over; convert them, for example to PNG"
+    assert [record.message for record in caplog.records if "passed over" in record.message] == [told]
+    caplog.clear()
+    CleanFolder(str(paired / "train" / "target"), patch=16, num_workers=0).setup("fit")
+    assert "2 pictures of kinds that are not read (.cr2 1, .heic 1) are passed over" in caplog.text
+    for file in (*(paired / "train/target").glob("*.jpg"),):
+        file.unlink()
+    with pytest.raises(UserError, match=r"has no pictures \(.*\); found 2 pictures of kinds that are not read"):
+        check_folder(paired)
+
+
+def test_a_path_called_target_makes_no_leak_of_degraded_pictures(tmp_path: Path) -> None:
+    for i, split in enumerate(("train", "test")):
+        save(tmp_path / "target" / split / "input" / "8.png", 60)
+        save(tmp_path / "target" / split / "target" / "8.png", 61 + i)
+    assert {(one.kind, one.error) for one in check_folder(tmp_path / "target").findings} == {("leak", False)}
