@@ -32,6 +32,7 @@ BELOW = {
 # Single files beside the layers: each says here which layer it belongs to.
 SIDES = {
     "vision.vocabulary": "vision.errors",
+    "vision.hub": "vision.errors",
     "vision.optim": "vision.tasks",
     "vision.losses": "vision.tasks",
     "vision.metrics": "vision.tasks",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import socket
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from torch import nn
 
 from vision.errors import UserError
+from vision.hub import published
 from vision.models.features import Features, check_whole, default_indices, feature_info
 from vision.models.names import MODELS
 from vision.rebuild import hints
@@ -63,7 +61,7 @@ def create_model(
     check_options(made, options)
     model: Any = build(in_chans=in_chans, **options)
     if weights is not None:
-        model.weights_report = load_weights(model, published(name) if isinstance(weights, str) and weights == "timm" else weights)
+        model.weights_report = load_weights(model, from_timm(name) if isinstance(weights, str) and weights == "timm" else weights)
         log.info("%s", model.weights_report)
     return Features(model, indices_of(model, out_indices)) if features_only else model
 
@@ -79,7 +77,7 @@ def indices_of(model: nn.Module, out_indices: int | Sequence[int] | None) -> Seq
     return check_whole(out_indices)
 
 
-def published(name: str) -> nn.Module:
+def from_timm(name: str) -> nn.Module:
     """timm's model of this name with its default weights.
 
     Raises:
@@ -89,27 +87,4 @@ def published(name: str) -> nn.Module:
 
     if not timm.is_model_pretrained(name):
         raise UserError(f"timm publishes no weights for {name}; pass a file as weights=")
-    check_network(name)
-    try:
-        return timm.create_model(name, pretrained=True)
-    except Exception as error:  # whatever the hub's client raises
-        raise UserError(
-            f"timm's weights of {name} could not be downloaded ({type(error).__name__}); "
-            "check the network, or download the file elsewhere and pass it as weights="
-        ) from error
-
-
-def check_network(name: str) -> None:
-    """Raises: UserError: the hub's host is unknown here; its client would find that out after a minute of retries."""
-    from huggingface_hub import constants
-
-    host = urlsplit(constants.ENDPOINT).hostname
-    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
-        return  # from the cache, or by a proxy that knows more hosts than we do
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError as error:
-        raise UserError(
-            f"timm's weights of {name} need a network, and {host} is not found; download the file elsewhere and pass it as "
-            "weights=, or set HF_HUB_OFFLINE=1 if it is in the hub's cache"
-        ) from error
+    return published(name, "download the file elsewhere and pass it as weights=")

@@ -8,7 +8,7 @@ import timm
 import torch
 
 import vision
-import vision.create
+import vision.hub
 from vision.errors import UserError
 
 
@@ -78,7 +78,7 @@ def test_without_a_network_there_is_one_clear_line_at_once(monkeypatch):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(vision.create, "getproxies", dict)
+    monkeypatch.setattr(vision.hub, "getproxies", dict)
     with pytest.raises(UserError, match=r"timm's weights of vit_tiny_patch16_224 need a network, and \S+ is not found; download"):
         vision.create_model("vit_tiny_patch16_224", weights="timm")
 

@@ -30,6 +30,7 @@ from vision.commands.parser import Parser, refuse_dangerous_names
 from vision.commands.predictions import WritePredictions
 from vision.commands.resume import KeepChangedOptions, RunRecord
 from vision.errors import UserError
+from vision.hub import by_timm, check_timm, refusal, timm_models
 from vision.runs import CHECKPOINTS, ROOT, checkpoints_in, claim_run, config_name, create_run, release_run, run_of
 
 DEFAULT_CALLBACKS = (Progress, TrainingHealth, Preemption, Pictures, Summary)
@@ -117,11 +118,16 @@ class TrainerCLI(LightningCLI):
     # Model, data, trainer
 
     def instantiate_classes(self) -> None:
+        from_timm = list(timm_models(self.config[self.command].as_dict()))
+        for options in from_timm:
+            check_timm(options)
         try:
             super().instantiate_classes()
         except Exception as error:
             self.release()
             cause = constructor_error(error)
+            if from_timm and by_timm(cause):
+                raise UserError(refusal(from_timm[0], cause)) from cause
             if isinstance(cause, (MisconfigurationException, ValueError, RuntimeError)) and not isinstance(cause, UserError):
                 hint = "; use --trainer.accelerator auto or cpu" if "backend found" in str(cause) else ""
                 raise UserError(f"{str(cause).rstrip('!')}{hint}") from cause
@@ -288,7 +294,8 @@ def find_checkpoint(given: str, runs: Path, *, training: bool) -> Path | None:
 
 def constructor_error(error: Exception) -> Exception:
     """What a constructor raised: the parser, which tries the alternatives of a type in turn, wraps it in a text of its own."""
-    while str(error).startswith("Does not validate against any of the Union") and isinstance(error.__cause__, Exception):
+    wrappers = ("Does not validate against any of the Union", "Problem with given class_path")
+    while str(error).startswith(wrappers) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
 

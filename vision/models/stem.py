@@ -3,8 +3,8 @@ tells its `reduction`, pixels a side of a token."""
 
 from __future__ import annotations
 
-import difflib
 import itertools
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision.errors import UserError
+from vision.hub import check_name, published
 
 
 class PatchEmbedding(nn.Module):
@@ -78,9 +79,7 @@ class CNNStem(nn.Module):
         super().__init__()
         import timm  # takes seconds
 
-        if not timm.is_model(name.partition(".")[0]):  # nor an address: a file must not make us fetch anything
-            near = difflib.get_close_matches(name, timm.list_models(), n=1)
-            raise UserError(f"timm has no model {name!r}; " + (f"did you mean {near[0]}?" if near else "see timm.list_models()"))
+        check_name(name)  # no address either: a file must not make us fetch anything
         try:
             with torch.device("meta"):
                 whole: Any = timm.create_model(name, features_only=True)
@@ -90,8 +89,11 @@ class CNNStem(nn.Module):
         if patch_size not in sizes:
             raise UserError(f"{name} has no map of {patch_size} pixels a cell; use patch_size={' or '.join(map(str, sizes))}")
         self.reduction = patch_size
-        options: dict[str, Any] = {"out_indices": (sizes.index(patch_size),), "in_chans": in_chans, "pretrained": pretrained}
-        cnn: Any = timm.create_model(name, features_only=True, **options)
+        options: dict[str, Any] = {"features_only": True, "out_indices": (sizes.index(patch_size),), "in_chans": in_chans}
+        make: Any = (
+            partial(published, instead="train it from nothing, with pretrained=False") if pretrained else timm.create_model
+        )
+        cnn: Any = make(name, **options)
         if pretrained and any(isinstance(part, nn.Linear) for part in cnn.modules()):
             raise UserError(f"{name} has linear layers, which the Transformer would start anew; use a CNN such as resnet18")
         self.cnn, self.proj = cnn, nn.Conv2d(cnn.feature_info.channels()[0], dim, 1)

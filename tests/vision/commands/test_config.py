@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_dummies import CONFIG
 
-from vision import cli
+from vision import cli, hub
 from vision.cli import main
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -237,15 +238,31 @@ def test_environment_variables_change_nothing(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("init_args", "message"),
     [
-        ({"model_name": "vit_tiny_patch16_24"}, "Unknown model (vit_tiny_patch16_24)"),
+        ({"model_name": "vit_tiny_patch16_24"}, "timm has no model 'vit_tiny_patch16_24'; did you mean vit_tiny_patch16_224?"),
         ({"model_name": "resnet18", "in_chans": 1}, "options of the model itself go under dict_kwargs, beside init_args"),
+        ({"model_name": "resnet18", "pretrained": True}, "timm's weights of resnet18 need a network"),
+        (
+            {"model_name": "resnet18", "dict_kwargs": {"drop_pth_rate": 0.1}},
+            "no option drop_pth_rate; did you mean drop_path_rate?",
+        ),
+        (
+            {"model_name": "resnet18", "dict_kwargs": {"output_stride": 7}},
+            "resnet18 does not take output_stride=7: AssertionError",
+        ),
     ],
 )
-def test_a_timm_model_that_cannot_be_built_is_one_line(init_args, message, capsys) -> None:
+def test_a_timm_model_that_cannot_be_built_is_one_line(init_args, message, capsys, monkeypatch) -> None:
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    init_args = dict(init_args)
+    model = {"class_path": "timm.create_model", "dict_kwargs": init_args.pop("dict_kwargs", {}), "init_args": init_args}
     config = {
         "model": {
             "class_path": "vision.tasks.Classification",
-            "init_args": {"model": {"class_path": "timm.create_model", "init_args": init_args}},
+            "init_args": {"model": model},
         },
         "data": {"class_path": "vision.data.EmbeddedFashionMNIST"},
     }
