@@ -25,7 +25,7 @@ from torch import Tensor
 from vision.callbacks import figures, machine, report
 from vision.callbacks.confusion import class_rows, confusion, wilson
 from vision.callbacks.restoration import before_and_after
-from vision.callbacks.run import best, clock, resume_command, shown, test_command, use_command, watched, writes
+from vision.callbacks.run import best, clock, loaded, resume_command, shown, test_command, use_command, watched, writes
 
 DPI = 110
 TESTED = ("confusion_matrix", "per_class", "mistakes")  # the figures of a test
@@ -52,10 +52,12 @@ class Pictures(Callback):
         self.drawn: dict[str, Path] = {}
         self.trained: list[tuple[str, object]] = []
         self.started = 0.0
+        self.weights: list[str] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.time()
         self.drawn, self.trained = {}, []
+        self.weights = [] if trainer.ckpt_path else loaded(pl_module)  # a checkpoint's have replaced them
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parts = {"training": trainer.train_dataloader, "validation": trainer.val_dataloaders}
@@ -77,6 +79,7 @@ class Pictures(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.mistakes.found.clear()
+        self.weights = self.weights if trainer.ckpt_path else loaded(pl_module)
         self.drawn = {name: path for name, path in self.drawn.items() if name not in TESTED}
 
     def on_test_batch_end(
@@ -148,6 +151,7 @@ class Pictures(Callback):
         counts = confusion(task) if trainer.state.fn == "test" else None
         yield report.heading(f"{type(task).__name__}: {shown(trainer.default_root_dir)}", *result(trainer, counts))
         yield report.section("Model and data", report.facts([*self.trained, *best_of(trainer), *self.model(trainer, task)]))
+        yield report.section("Weights at the start", *map(report.code, self.weights))
         yield report.section("Learning curves", self.picture("learning_curves", "loss, validation metric and learning rate"))
         if counts is not None:
             yield report.section("Confusion", self.picture("confusion_matrix", "how often each class was taken for each other"))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
 WEIGHTS = "model.safetensors"
 
@@ -68,6 +69,12 @@ def shown(path: str | Path) -> str:
     """A path as short as it can be typed."""
     path = Path(path).resolve()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def loaded(task: nn.Module) -> list[str]:
+    """What `vision.create_model` and `vision.load_model` have loaded into the model or its parts: their reports."""
+    reports = [vars(part)["weights_report"] for part in task.modules() if "weights_report" in vars(part)]
+    return list(dict.fromkeys(map(str, reports)))
 
 
 def resume_command(trainer: Trainer) -> str | None:

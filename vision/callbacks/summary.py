@@ -1,8 +1,9 @@
-"""What a run prints at its end, and the file it leaves to be used elsewhere."""
+"""What a run prints at its beginning and its end, and the file it leaves to be used elsewhere."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from safetensors.torch import save
 
 from vision.callbacks.confusion import class_rows, confusion, wilson
-from vision.callbacks.run import WEIGHTS, best, shown, use_command, writes
+from vision.callbacks.run import WEIGHTS, best, loaded, shown, use_command, writes
 from vision.runs import checkpoints_in
 
 CLASSES = 20  # more are not listed
@@ -25,9 +26,22 @@ class Summary(Callback):
 
     The file holds the model of the best checkpoint, or as it is without one, under plain names, and as metadata `vision` the
     JSON from which `vision.load_model` rebuilds it (`task.card()`; a task without one gets no file). With EMA these are the
-    averaged weights. Printed are: after training the best validation; after a test the accuracy with n and half the width of
-    its 95% interval, and each of up to 20 classes, or the task's own `tables()`.
+    averaged weights. Printed are: at the start the `weights_report` of a model that was given weights; after training the best
+    validation; after a test the accuracy with n and half the width of its 95% interval, and each of up to 20 classes, or the
+    task's own `tables()`.
     """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells which weights the model begins with, if no checkpoint has replaced them."""
+        reports = [] if trainer.ckpt_path else loaded(pl_module)
+        for report in reports if trainer.is_global_zero and reports != self.told else ():
+            print(f"weights: {report}", file=sys.stderr, flush=True)
+        self.told = reports or self.told
+
+    on_validation_start = on_test_start = on_fit_start
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if writes(trainer) and hasattr(pl_module, "card"):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vision.cli import DONE, nearest
+from vision.cli import DONE, SOME_FAILED, nearest
 from vision.commands.options import OptionParser, positive
 from vision.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from vision.weights.detect import Layout
     from vision.weights.read import Weights
@@ -56,16 +57,23 @@ def weights(args: list[str]) -> int:
 def inspect(args: list[str]) -> int:
     """Prints what a file holds, a line each; nothing in it is run.
 
+    Returns:
+        SOME_FAILED where the weights are not those of a whole, sound model.
+
     Raises:
-        UserError: it is no file of weights, or it is damaged.
+        UserError: it is no file of weights, or it is cut short.
     """
-    parser = OptionParser("weights inspect", "Tells what a file of weights holds.")
+    parser = OptionParser(
+        "weights inspect",
+        "Tells what a file of weights holds. Where they lack parts of their model, have others beside them or hold NaN, a line "
+        "`problems` says so, and the exit code is 1.",
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help=".safetensors .pth .pt .npz .ckpt, or a folder of transformers")
     file = parser.parse_args(args).file
     found = describe(file)
     width = max(map(len, found)) + 2
     print("\n".join(f"{name + ':':<{width}}{value}" for name, value in found.items()))
-    return DONE
+    return SOME_FAILED if "problems" in found else DONE
 
 
 def convert(args: list[str]) -> int:
@@ -79,8 +87,18 @@ def convert(args: list[str]) -> int:
     parser.add_argument("output", type=Path, metavar="OUTPUT.safetensors", help="a new file")
     parser.add_argument("--layout", required=True, choices=LAYOUT_NAMES, help="vision is ours, which rebuilds the model alone")
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where neither file nor width tells them")
-    parser.add_argument("--window-size", type=positive, metavar="N", help="of Swin, where the file does not tell it (Swin v2)")
-    parser.add_argument("--img-size", type=positive, metavar="N", help="pixels a side that the window is meant for, beside it")
+    parser.add_argument(
+        "--window-size",
+        type=positive,
+        metavar="N",
+        help="of Swin, where the file does not tell it (Swin v2); the tables of a file that tells another one are resized to it",
+    )
+    parser.add_argument(
+        "--img-size",
+        type=positive,
+        metavar="N",
+        help="pixels a side, where the file does not tell them (Swin); tables for another size are resized to it",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ema", action="store_true", help="the averaged weights, where the file holds them too (the default)")
     which.add_argument("--raw", action="store_true", help="the weights as the optimizer left them")
@@ -96,11 +114,25 @@ def convert(args: list[str]) -> int:
     if options.ema and not source.is_average:
         raise UserError(f"{options.file} holds no averaged weights beside the raw ones; leave out --ema")
     given = {name: getattr(options, name) for name in ("heads", "window_size", "img_size") if getattr(options, name)}
-    model = vision.load_model(options.file, ema=not options.raw, **given)
+    try:
+        model = vision.load_model(options.file, ema=not options.raw, **given)
+    except UserError as error:
+        raise UserError(as_typed(str(error))) from error
     card = card_of(source) if options.layout == "vision" and not given else None
     vision.save_weights(model, options.output, layout=options.layout, card=card)
     print(f"{options.output}: {model.weights_report.layout} -> {options.layout}, {len(model.weights_report.loaded)} tensors")
+    for line in str(model.weights_report).splitlines()[1:]:
+        print(as_typed(line))
     return DONE
+
+
+def as_typed(advice: str) -> str:
+    """Options of `load_model` as those of `convert`."""
+    return re.sub(
+        r"vision\.load_model\(source, ([^)]*)\)",
+        lambda match: re.sub(r"(\w+)=\.\.\.,?", lambda option: f"--{option[1].replace('_', '-')} N", match[1]),
+        advice,
+    )
 
 
 def describe(file: Path) -> dict[str, str]:
@@ -119,16 +151,16 @@ def describe(file: Path) -> dict[str, str]:
         found |= {"family": f"unknown (its names: {some}, …); load it into its own model with vision.load_weights(model, file)"}
     else:
         found["family"] = family
-    options, problem = options_told(source, card, layout, state)
+    options, assumed, untold = options_told(source, card, layout, state)
     if options:
         names = matching_names(family, options) if layout else ""
         found["size"] = names or numbers(options)
         classes = options.get("num_classes")
         if classes is not None:
             found["classes"] = f"{classes}{listed(card)}" if classes else "none (features)"
-        found |= texts(card) if card and card.get("vocabularies") else {"input": input_of(options, card)}
-    elif problem:
-        found["size"] = problem
+        found |= texts(card) if card and card.get("vocabularies") else {"input": input_of(options, card) + assumed}
+    elif untold:
+        found["size"] = f"not told: {untold}"
     if degradation := (card or {}).get("degradation"):
         found["trained on"] = str(degradation)
     found["layout"] = f"{layout.name if layout else 'its own names'}{kind_of_file(source, card)}"
@@ -138,7 +170,7 @@ def describe(file: Path) -> dict[str, str]:
     found["parameters"] = f"{count(last):,}"
     if layout or card:
         found["licence"] = licence(layout)
-    return found
+    return found | checked(source, card, layout, options, untold)
 
 
 def layout_of(source: Weights) -> tuple[Layout | None, dict[str, Tensor]]:
@@ -154,23 +186,62 @@ def layout_of(source: Weights) -> tuple[Layout | None, dict[str, Tensor]]:
 
 def options_told(
     source: Weights, card: Mapping[str, Any] | None, layout: Layout | None, state: dict[str, Tensor]
-) -> tuple[dict[str, Any], str]:
-    """The options of the model, and why there are none."""
+) -> tuple[dict[str, Any], str, str | UserError]:
+    """The options of the model, what is only assumed of its input, and why there are none."""
     from vision.weights.load import FAMILIES, from_layout
 
     if card is not None:
-        return dict(card["model"].get("init_args") or {}), ""
+        return dict(card["model"].get("init_args") or {}), "", ""
     if layout is None:
-        return {}, ""
+        return {}, "", ""
     if layout.family not in FAMILIES:
-        return {}, f"not told: {layout.family} is no family of ours ({', '.join(FAMILIES)}); use the library it comes from"
+        return {}, "", f"{layout.family} is no family of ours ({', '.join(FAMILIES)}); use the library it comes from"
     converted = from_layout(source, state, layout)
     if layout.family == "SwinV2" and not converted.options.get("windows"):  # most files of Swin v2 do not tell them
         converted.options["window_size"] = None
     try:
-        return FAMILIES[layout.family].options_of(converted), ""
+        options = FAMILIES[layout.family].options_of(converted)
     except UserError as error:
-        return {}, f"not told: {error}"
+        return {}, "", error
+    return options, ASSUMED if "img_size" in converted.assumed else "", ""
+
+
+# A file of Swin tells its windows, and the same windows belong to several sizes
+ASSUMED = " (assumed: there the last window covers its map; if it was another size, vision weights convert takes --img-size N)"
+
+
+def checked(
+    source: Weights, card: Mapping[str, Any] | None, layout: Layout | None, options: Mapping[str, Any], untold: str | UserError
+) -> dict[str, str]:
+    """What is wrong with the weights, by holding them against the model that they tell; empty if nothing is."""
+    from vision.rebuild import build
+    from vision.weights.family import IncompleteError
+    from vision.weights.load import FAMILIES, not_finite, problems_of
+
+    def make() -> nn.Module:
+        return build(card["model"]) if card else FAMILIES[layout.family].MODEL(**options)
+
+    if isinstance(untold, IncompleteError):
+        return {"problems": str(untold)}
+    if not options:
+        values = {name: tensor for name, tensor in source.state.items() if not name.endswith("mask")}  # of scores: -inf
+        return {"problems": broken} if (broken := not_finite(values)) else {}
+    try:
+        model = without_values(make)
+    except UserError as error:
+        return {"not checked": str(error)}
+    problems = problems_of(source, model)
+    return {"problems": "; ".join(problems)} if problems else {}
+
+
+def without_values(make: Callable[[], nn.Module]) -> nn.Module:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return make()
+    except Exception:  # whatever a part raises that computes with numbers when it is built
+        return make()
 
 
 def matching_names(family: str | None, options: Mapping[str, Any]) -> str:
@@ -196,6 +267,7 @@ def matching_names(family: str | None, options: Mapping[str, Any]) -> str:
     return " or ".join(found)
 
 
+UNTOLD = "as its description says"
 # Options that make a size; others change the training, or are not told by files.
 SIZES = (
     *("img_size", "patch_size", "dim", "depth", "depths", "heads", "class_tokens", "reg_tokens", "init_values"),
@@ -233,9 +305,12 @@ def same(given: Any, named: Any) -> bool:
 
 
 def numbers(options: Mapping[str, Any]) -> str:
-    """In numbers, for a size without a name."""
+    """In numbers, for a size without a name; of a model of parts, each part's."""
     shown = ("dim", "depth", "depths", "heads", "patch_size", "window_size")
-    return ", ".join(f"{name} {options[name]}" for name in shown if name in options) or "as its description says"
+    own = ", ".join(f"{name} {options[name]}" for name in shown if name in options)
+    parts = {name: part.get("init_args") or {} for name, part in options.items() if isinstance(part, Mapping)}
+    told = [f"{name}: {text}" for name, inner in parts.items() if (text := numbers(inner)) != UNTOLD]
+    return "; ".join([*([own] if own else []), *told]) or UNTOLD
 
 
 def input_of(options: Mapping[str, Any], card: Mapping[str, Any] | None) -> str:

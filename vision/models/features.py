@@ -42,6 +42,7 @@ class Features(nn.Module):
 
     Attributes:
         feature_info: what each map is.
+        left_out: names of the weights that the model had before.
     """
 
     @remember_options
@@ -51,7 +52,9 @@ class Features(nn.Module):
         self.out_indices = [index % len(infos) for index in check_indices(out_indices, len(infos))]
         self.feature_info = FeatureInfo(infos[index] for index in self.out_indices)
         self.model = cast("Any", model)
+        before = set(model.state_dict())
         self.model.keep_features(max(self.out_indices))
+        self.left_out = frozenset(before.difference(model.state_dict()))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> list[Float[Tensor, "b d i j"]]:
         return self.model.feature_maps(x, self.out_indices)

@@ -19,7 +19,7 @@ from core.position.table import whole_index
 from core.window import WindowAttention, lay_out, regions
 from vision.errors import UserError
 from vision.models.dat import DAT, PLUS
-from vision.weights.family import Adapted, Converted
+from vision.weights.family import Adapted, Converted, IncompleteError
 from vision.weights.fit import fit_classes, fit_eps, fit_options, fit_stem
 from vision.weights.read import Weights
 
@@ -166,7 +166,7 @@ def options_of(converted: Converted) -> dict[str, Any]:
     stem = "stem.halve.weight" if convolutions else "stem.proj.weight"
     needed = [stem, "embed_norm.weight", "norm.weight", "stages.0.blocks.0.ffn.up.weight"]
     if missing := [name for name in needed if name not in state]:
-        raise UserError(f"the weights lack {missing[0]} (our name); they are no whole DAT")
+        raise IncompleteError(f"the weights lack {missing[0]} (our name); they are no whole DAT")
     dim, kinds = len(state["embed_norm.weight"]), converted.options.get("kinds") or kinds_of(state, OUR_SIGNS)
     patch_size = 4 if convolutions else state[stem].shape[-1]
     stages = [stage_options(state, i, stage) for i, stage in enumerate(kinds)]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from vision.errors import UserError
 from vision.weights.read import Weights
 
 
@@ -21,6 +22,7 @@ class Converted:
         dropped: names of the source that our model does without, and that change nothing.
         notes: what the reader should know.
         own: all options of a source of ours that the model is to share.
+        assumed: options that the source does not tell, with what they were taken as; `options_of` adds them.
     """
 
     state: dict[str, Tensor]
@@ -28,6 +30,7 @@ class Converted:
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,6 +52,10 @@ class Adapted:
     problems: list[str] = field(default_factory=list)
     actions: list[Callable[[], object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+class IncompleteError(UserError):
+    """Parts are missing that every model of the family has."""
 
 
 class Family(Protocol):

@@ -30,7 +30,8 @@ def fit_classes(fit: Adapted, model: nn.Module, head: nn.Module, prefix: str, *,
         reset: initialises a module of the head.
     """
     classes = next((len(t) for n, t in fit.state.items() if n.startswith(prefix) and n.endswith("weight")), 0)
-    if classes == model.num_classes:
+    is_backbone = model.num_classes and not any(name.startswith(prefix) for name in model.state_dict())
+    if classes == model.num_classes or is_backbone:
         return
     fit.state = {name: tensor for name, tensor in fit.state.items() if not name.startswith(prefix)}
     fit.fresh |= {name for name in model.state_dict() if name.startswith(prefix)}

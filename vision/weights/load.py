@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +19,9 @@ from vision.vocabulary import from_card
 from vision.weights import dat, restormer, swin, swin_v2, vit
 from vision.weights.detect import LAYOUTS, Layout, detect
 from vision.weights.family import Adapted, Converted, Family
-from vision.weights.read import Source, Weights, peeled, read, trunk
+from vision.weights.read import Source, Weights, peeled, read, trunk, unwrap
+
+log = logging.getLogger("vision")
 
 FAMILIES: dict[str, Family] = {  # subclasses first
     "ViT": vit,
@@ -79,19 +82,50 @@ def load_weights(model: nn.Module, source: Source, *, strict: bool = True, ema: 
     return fill(model, read(source, ema=ema), strict=strict)
 
 
-def fill(model: nn.Module, weights: Weights, *, strict: bool = True, chosen: Collection[str] = ()) -> Report:
-    """`load_weights`, but options in `chosen` may differ from those of a source of ours."""
-    target = trunk(model)
+def fill(
+    model: nn.Module, weights: Weights, *, strict: bool = True, chosen: Collection[str] = (), advice: str | None = None
+) -> Report:
+    """`load_weights` of what was read.
+
+    Args:
+        chosen: options that may differ from those of a source of ours.
+        advice: what to do where they do not fit, for callers that have no `strict`.
+    """
+    target, outer = trunk(model), unwrap(model)
     layout, converted = convert(weights, target)
     converted.own = {name: value for name, value in converted.own.items() if name not in chosen}
-    family = next((family for family in FAMILIES.values() if isinstance(target, family.MODEL)), None)
-    fit = family.adapt(converted, target) if family else Adapted(dict(converted.state))
-    is_pruned = isinstance(model, Features)
-    report = place(target, fit, strict=strict, is_pruned=is_pruned, source=weights.name)
+    fit = fitted(weights, target, converted)
+    report, misfits = compare(target, fit, weights.name, outer.left_out if isinstance(outer, Features) else ())
+    if strict:
+        check(report, fit, target, misfits, advice, rebuilds=layout != "own names" or weights.card is not None)
+    place(target, fit, report)
     report.layout = layout + (", average" if weights.is_average else "")
     report.dropped += converted.dropped
-    report.notes += converted.notes
+    report.notes += [*(fit.problems if not strict else ()), *converted.notes]
+    log.info("%s", report)
     return report
+
+
+def fitted(weights: Weights, target: nn.Module, converted: Converted) -> Adapted:
+    """The weights in the sizes of `target`.
+
+    Raises:
+        UserError: whole numbers for parameters that are none.
+    """
+    tensors = target.state_dict()
+    whole = [n for n, t in converted.state.items() if n in tensors and tensors[n].is_floating_point() and is_whole(t)]
+    if whole:
+        kind = str(converted.state[whole[0]].dtype).removeprefix("torch.")
+        raise UserError(
+            f"{weights.name} holds {kind} numbers in {some(whole, 3)}: quantised weights need their scales; "
+            "use an unquantised file"
+        )
+    family = next((family for family in FAMILIES.values() if isinstance(target, family.MODEL)), None)
+    return family.adapt(converted, target) if family else Adapted(dict(converted.state))
+
+
+def is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
@@ -113,9 +147,10 @@ def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
     if found is not None:
         fix = "it cannot be converted" if found.family == name else f"the model is a {name}; use a matching pair"
         raise UserError(f"{weights.name} holds a {found.family} ({found.name}), {fix}")
+    known = ", ".join(sorted({x.name for x in LAYOUTS if x.family == family})) or "the names of the model itself"
     raise UserError(
         f"{weights.name} fits no layout known for {name} (its names: {some(list(weights.state), 3)}); "
-        f"known are {', '.join(sorted({x.name for x in LAYOUTS if x.family == family})) or 'the names of the model itself'}"
+        + (under_a_prefix(weights) or f"known are {known}")
     )
 
 
@@ -141,47 +176,80 @@ def own_options(weights: Weights) -> dict[str, Any]:
     return options
 
 
-@torch.no_grad()
-def place(model: nn.Module, fit: Adapted, *, strict: bool, is_pruned: bool, source: str) -> Report:
-    """Checks that the tensors go in, then copies them."""
+def compare(model: nn.Module, fit: Adapted, source: str, left_out: Collection[str] = ()) -> tuple[Report, list[str]]:
+    """What goes in and what does not, and the shapes that differ.
+
+    Args:
+        left_out: names that the model had before it became a backbone.
+    """
     tensors = model.state_dict(keep_vars=True)
     first = first_names(tensors)  # tied tensors have several names, and a file one of them or all
-    state = {first.get(name, name): tensor for name, tensor in fit.state.items()}
+    state = fit.state = {first.get(name, name): tensor for name, tensor in fit.state.items()}
     wrong = {n: t for n, t in state.items() if n in tensors and t.shape != tensors[n].shape}
     report = Report(source, "", adapted=list(fit.adapted), notes=list(fit.notes))
     report.loaded = [n for n in tensors if n in state and n not in wrong]
     report.missing = [n for n in tensors if first[n] == n and n not in fit.fresh and n not in report.loaded]
-    report.unexpected = [n for n in state if n not in tensors or n in wrong]
+    report.unexpected = [n for n in state if (n not in tensors or n in wrong) and n not in left_out]
+    report.dropped = [n for n in state if n not in tensors and n in left_out]
     misfits = [f"{n} is {shape(t)}, the model's {shape(tensors[n])}" for n, t in wrong.items()]
-    report.notes += misfits
-    if is_pruned:  # a backbone has dropped the parts that its maps do not need
-        report.dropped, report.unexpected = [n for n in report.unexpected if n not in wrong], list(wrong)
-    if strict:
-        check(report, fit, model, misfits)
-    broken = [name for name in report.loaded if not torch.isfinite(state[name]).all()]
-    if broken:
-        raise UserError(f"{source} holds NaN or infinity in {some(broken, 3)}: its training diverged; use an earlier checkpoint")
+    report.notes += [some(misfits, separator="; ")] if misfits else []
+    return report, misfits
+
+
+@torch.no_grad()
+def place(model: nn.Module, fit: Adapted, report: Report) -> None:
+    """Copies the tensors.
+
+    Raises:
+        UserError: numbers that are none, before anything is copied.
+    """
+    if broken := not_finite({name: fit.state[name] for name in report.loaded}):
+        raise UserError(f"{report.source} holds {broken}: its training diverged; use an earlier checkpoint")
+    tensors = model.state_dict(keep_vars=True)
     for name in report.loaded:
-        tensors[name].copy_(state[name])
+        tensors[name].copy_(fit.state[name])
     for action in fit.actions:
         action()
-    if not strict:
-        report.notes += fit.problems
-    return report
 
 
-def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str]) -> None:
+def not_finite(state: Mapping[str, Tensor]) -> str:
+    """NaN or infinity, and where; empty if there is none."""
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.float().isfinite().all()]
+    return f"NaN or infinity in {some(broken, 3)}" if broken else ""
+
+
+def check(report: Report, fit: Adapted, model: nn.Module, misfits: list[str], advice: str | None, *, rebuilds: bool) -> None:
     """Raises: UserError: the first thing that is wrong, with some names and the fix."""
     where = f"{report.source} does not fit {type(model).__name__}"
-    fix = "use vision.load_model(source) for the model it was made for, or strict=False to load what fits"
     if fit.problems:  # first: they say why shapes differ, where they do
-        raise UserError(f"{where}: {'; '.join(fit.problems)}, or strict=False")
+        raise UserError(f"{where}: {'; '.join(fit.problems)}" + (", or strict=False" if advice is None else ""))
+    whole = "vision.load_model(source) for the model it was made for, or " if rebuilds else ""
+    fix = f"use {whole}strict=False to load what fits" if advice is None else advice
     if misfits:
         raise UserError(f"{where}: {some(misfits, 2, '; ')}; {fix}")
-    if report.missing or report.unexpected:
-        parts = [("lacks", report.missing), ("has, unexpected,", report.unexpected)]
-        said = " and ".join(f"it {verb} {some(names, 3)}" for verb, names in parts if names)
-        raise UserError(f"{where}: {said}; {fix}")
+    if said := differences(report):
+        raise UserError(f"{where}: it {' and '.join(said)}; {fix}")
+
+
+def differences(report: Report) -> list[str]:
+    parts = [("lacks", report.missing), ("has, unexpected,", report.unexpected)]
+    return [f"{verb} {some(names, 3)}" for verb, names in parts if names]
+
+
+def problems_of(weights: Weights, model: nn.Module) -> list[str]:
+    """Why its own model would not take the weights, a line each.
+
+    Args:
+        model: with the options that the weights tell; it may be on the device `meta`, as nothing is copied.
+    """
+    try:
+        fit = fitted(weights, model, convert(weights, model)[1])
+    except UserError as error:
+        return [str(error)]
+    report, misfits = compare(model, fit, weights.name)
+    said = [some(misfits, separator="; ")] if misfits else [f"it {part}" for part in differences(report)]
+    broken = not_finite({name: fit.state[name] for name in report.loaded})
+    return [*fit.problems, *said, *([broken] if broken else [])]
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -207,7 +275,7 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         UserError: the source cannot be read, or does not tell enough to build its model.
     """
     weights = read(source, ema=ema)
-    card = card_of(weights)
+    card, assumed = card_of(weights), []
     if card is not None:
         check_heads(card["model"].get("init_args") or {}, options)
         model: Any = build(with_options(card["model"], options), allow=allow)
@@ -223,7 +291,11 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         check_options(family.MODEL, options)
         check_heads(told, options)
         model = cast("Any", family.MODEL(**{**told, **options}))
-    model.weights_report = fill(model, weights, chosen=options)
+        assumed = [note for name, note in converted.assumed.items() if name not in options]
+    advice = f"leave out {', '.join(options)}" if options else "get the whole file"
+    advice += ", or build the model and use vision.load_weights(model, source, strict=False) to load what fits"
+    model.weights_report = fill(model, weights, chosen=options, advice=advice)
+    model.weights_report.notes += assumed
     classes, preprocessing = used_with(weights, card)
     same = len(classes) == getattr(model, "num_classes", len(classes))
     model.classes, model.preprocessing = classes if same else [], preprocessing
@@ -262,7 +334,23 @@ def known_layout(weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
         found = found or layout
     known = ", ".join(dict.fromkeys(f"{x.family} ({x.name})" for x in LAYOUTS if x.family in FAMILIES))
     what = f"holds a {found.family} ({found.name})" if found else f"has no known names ({some(list(weights.state), 3)})"
-    raise UserError(f"{weights.name} {what}; models are built from files of ours and from {known}")
+    raise UserError(
+        f"{weights.name} {what}; "
+        + ((not found and under_a_prefix(weights)) or f"models are built from files of ours and from {known}")
+    )
+
+
+def under_a_prefix(weights: Weights) -> str:
+    """Advice, where a known model stands under a prefix and other things beside it; otherwise empty."""
+    for prefix in dict.fromkeys(f"{name.partition('.')[0]}." for name in weights.state if "." in name):
+        inner = {name: tensor for name, tensor in weights.state.items() if name.startswith(prefix)}
+        if layout := next(filter(None, map(detect, peeled(inner))), None):
+            return (
+                f"those under {prefix} are a {layout.family} ({layout.name}): keep them alone, in Python: "
+                "import torch; from vision.weights.read import read; torch.save({k: v for k, v in read(FILE).state.items() "
+                f"if k.startswith({prefix!r})}}, 'weights.pth')"
+            )
+    return ""
 
 
 def check_heads(told: Mapping[str, Any], options: Mapping[str, Any]) -> None:

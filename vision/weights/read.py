@@ -33,7 +33,6 @@ CONTAINERS = (
     ("params", "params_ema"),
     ("model_state_dict", "model_ema_state_dict"),
 )
-PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, LightningModules and wrappers
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 EXTENSIONS = (".safetensors", ".pth", ".pt", ".npz", ".ckpt", ".bin")
 
@@ -154,11 +153,17 @@ def kind_of(path: Path) -> str:
         raise UserError(f"{path} is a Git LFS pointer, not weights; run git lfs pull in its repository")
     if head.startswith(b"PK"):
         return kind_of_zip(path)
+    if is_text(head):
+        raise UserError(f"{path} is a text, no file of weights; pass the file that holds the tensors")
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "safetensors"
     if head.startswith(b"\x80") or path.suffix in EXTENSIONS:  # a pickle, as torch wrote it before 1.6
         return "pickle"
     raise UserError(f"{path} is no file of weights; use one of {', '.join(EXTENSIONS)}")
+
+
+def is_text(head: bytes) -> bool:
+    return not any(byte < 32 and byte not in b"\t\n\r\f" for byte in head) and head[:1] < b"\x80"
 
 
 def kind_of_zip(path: Path) -> str:
@@ -218,7 +223,8 @@ def read_pickle(path: Path) -> Any:
             raise UserError(cut_short(path)) from error
         raise UserError(
             f"{path} pickles {asked[1]} beside its weights, and reading that could run code; if you trust the file, keep the "
-            f"weights alone: d = torch.load({path.name!r}, weights_only=False); torch.save(d.get('model', d), 'weights.pth')"
+            "weights alone, in Python: import torch; from vision.weights.read import read; "
+            f"torch.save(read(torch.load({str(path)!r}, weights_only=False)).state, 'weights.pth')"
         ) from error
     except Exception as error:
         raise UserError(cut_short(path)) from error
@@ -256,11 +262,14 @@ def is_container(mapping: Mapping[str, Any], key: str) -> bool:
 
 
 def peeled(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The state dict, then without the prefixes that all its names share, one by one."""
+    """The state dict, then without the prefixes that all its names share, one by one.
+
+    They come from DataParallel (`module.`), torch.compile (`_orig_mod.`) and LightningModules, which name them freely.
+    """
     yield state
-    for prefix in PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
-            yield from peeled({name.removeprefix(prefix): tensor for name, tensor in state.items()})
+    first, dot, _ = next(iter(state), "").partition(".")
+    if dot and all(name.startswith(first + dot) for name in state):
+        yield from peeled({name.removeprefix(first + dot): tensor for name, tensor in state.items()})
 
 
 # What transformers says beside the weights

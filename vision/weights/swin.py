@@ -20,7 +20,7 @@ from vision.errors import UserError
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import init_weights
-from vision.weights.family import Adapted, Converted
+from vision.weights.family import Adapted, Converted, IncompleteError
 from vision.weights.fit import fit_classes, fit_eps, fit_options, fit_stem
 from vision.weights.read import Weights
 from vision.weights.windows import (
@@ -89,10 +89,6 @@ SPELLINGS = {  # to timm's, in this order; "<n>" is a number that still has to b
     ),
 }
 NOTES = {
-    "timm": [
-        "timm's numbers at sizes other than its own are those of padding='roll_then_pad'; a file does not tell that size: pass "
-        "img_size where the last window did not cover its map, as it does in published models"
-    ],
     "huggingface": ["transformers decides by its image_size where windows shift: its numbers at other sizes may differ"],
 }
 FOLLOWS = r"\.(relative_position_index|relative_coords_table|attn_mask|k_bias)$|(^|\.)mask_token$"  # from the sizes, or unused
@@ -196,10 +192,11 @@ def options_of(converted: Converted) -> dict[str, Any]:
             "the stem's shape does not tell how it is made; build the model and use vision.load_weights(model, source)"
         )
     dim, in_chans, patch_size = patches.shape[:3]
-    blocks = [
-        (int(match[1]), int(match[2])) for name in state if (match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.norm1", name))
-    ]
-    depths = [1 + max(j for i, j in blocks if i == stage) for stage in range(1 + max(blocks)[0])]
+    blocks = [(int(match[1]), int(match[2])) for name in state if (match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name))]
+    depths = [1 + max((j for i, j in blocks if i == stage), default=-1) for stage in range(1 + max(blocks)[0])]
+    if 0 in depths or "stages.0.blocks.0.ffn.up.weight" not in state:
+        lost = f"blocks of stage {depths.index(0)}" if 0 in depths else "stages.0.blocks.0.ffn.up.weight (our name)"
+        raise IncompleteError(f"the weights lack {lost}; they are no whole Swin")
     inside = "stages.{}.blocks.0.attention.attention."
     heads = [heads_of(state, inside.format(i)) for i in range(len(depths))]
     hidden = len(state["stages.0.blocks.0.ffn.up.weight"])
@@ -209,6 +206,11 @@ def options_of(converted: Converted) -> dict[str, Any]:
             "the weights do not tell their windows; pass them: vision.load_model(source, window_size=..., img_size=...)"
         )
     told = options_for(known["windows"], known["extents"], known.get("img_size"), patch_size) if known.get("windows") else {}
+    if told and not known.get("img_size"):
+        converted.assumed["img_size"] = (
+            f"the picture size is not told: taken as {told['img_size']}, where the last window covers its map, as in published "
+            "models; if it was another, pass it: vision.load_model(source, img_size=...)"
+        )
     return told | {
         "patch_size": patch_size,
         "in_chans": in_chans,
@@ -239,7 +241,7 @@ def adapt(converted: Converted, model: Swin) -> Adapted:
     fit_classes(fit, model, model.head, "head.", reset=init_weights)
     fit_stem(fit, model)
     fit_options(fit, model, converted.own, ["heads", "position"], position=model.default_position)
-    before, after = converted.own.get("padding"), model.options["padding"]
+    before, after = converted.own.get("padding", told.get("padding")), model.options["padding"]
     if before not in (None, after):
         fit.notes.append(f"the source has padding={before!r}, the model {after!r}: other numbers where windows do not fit a map")
     told = of_options(told, len(model.stages)) | told

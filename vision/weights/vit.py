@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Attention, LayerNorm, Learned, Position, RelativeTable
+from core import Attention, ContinuousBias, LayerNorm, Learned, Position, RelativeTable
 from vision.errors import UserError
 from vision.models.vit import ViT, init_weights
-from vision.weights.family import Adapted, Converted
+from vision.weights.family import Adapted, Converted, IncompleteError
 from vision.weights.fit import fit_classes, fit_distances, fit_eps, fit_options, fit_stem, fit_table
 from vision.weights.read import Weights
 
@@ -276,7 +277,7 @@ def options_of(converted: Converted) -> dict[str, Any]:
             f"the table of positions is {grid[0]}x{grid[1]}, ViT's is square; call set_input_size on the live model first"
         )
     if "blocks.0.ffn.up.weight" not in state:
-        raise UserError("blocks.0.ffn.up.weight is missing: this is no whole ViT")
+        raise IncompleteError("blocks.0.ffn.up.weight is missing: this is no whole ViT")
     hidden = len(state["blocks.0.ffn.up.weight"])
     eps = known.pop("eps", None)
     if "heads" not in known and dim not in HEADS:
@@ -325,6 +326,7 @@ def adapt(converted: Converted, model: ViT) -> Adapted:
     fit_classes(fit, model, model.heads, "heads.", reset=init_weights)
     fit_stem(fit, model)
     fit_position(fit, model.position, told.get("grid"))
+    note_measure(fit, model.position, converted.own)
     fit_options(fit, model, converted.own, ["position"])
     fit_eps(fit, model, told.get("eps"))
     heads = next((module.heads for module in model.modules() if isinstance(module, Attention)), None)
@@ -346,6 +348,19 @@ def fit_position(fit: Adapted, position: Position, grid: tuple[int, int] | None)
             fit_positions(fit, part, f"{name}.table", grid)
         elif isinstance(part, RelativeTable):
             fit_distances(fit, f"{name}.table", part)
+
+
+def note_measure(fit: Adapted, position: Position, own: Mapping[str, Any]) -> None:
+    """Distances in shares of a grid, which are others in the same weights where the grid is another one."""
+    sides = own["img_size"] // own["patch_size"] if {"img_size", "patch_size"} <= own.keys() else 0
+    for part in position.modules():
+        if not isinstance(part, ContinuousBias) or part.spans != tuple(max(n - 1, 1) for n in part.site.extent):
+            continue
+        here = "x".join(map(str, part.site.extent))
+        if not sides:
+            fit.notes.append(f"the source does not tell the grid that distances are measured by: taken as {here}, the model's")
+        elif part.site.extent != (sides, sides):
+            fit.notes.append(f"distances are measured by the model's grid, {here}, in the source by {sides}x{sides}")
 
 
 def fit_positions(fit: Adapted, position: Learned, name: str, grid: tuple[int, int] | None) -> None:

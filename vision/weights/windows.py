@@ -156,6 +156,16 @@ def fit_windows(fit: Adapted, model: Swin, windows: Sizes) -> None:
         fit.state[f"{name}.table"] = rearrange(grid, "1 heads h w -> (h w) heads").to(table.dtype)
         done[f"windows {before[0]}x{before[1]} -> {after[0]}x{after[1]}: tables resized, bicubic"] = True
     fit.adapted += done
+    note_windows(fit, model, windows)
+
+
+def note_windows(fit: Adapted, model: Swin, windows: Sizes) -> None:
+    """Windows of another size where no table tells of it."""
+    for stage, position in positions_of(model).values():
+        before, after = windows[stage] if stage < len(windows) else None, position.site.extent
+        if before not in (None, after) and not isinstance(position, RelativeTable):
+            line = f"windows {before[0]}x{before[1]} -> {after[0]}x{after[1]}, without tables to resize"
+            fit.notes += [line] if line not in fit.notes else []
 
 
 def fit_extents(fit: Adapted, model: Swin, extents: Sizes) -> None:

@@ -15,6 +15,7 @@ from vision.callbacks.ema import EMA
 from vision.callbacks.pictures import Pictures
 from vision.callbacks.run import shown, use_command
 from vision.callbacks.summary import Summary
+from vision.weights import Report
 
 
 @pytest.fixture
@@ -75,6 +76,33 @@ def test_the_words_of_a_run(task, data, trainer, tmp_path, best, capsys, monkeyp
         f"checkpoint: {here}/checkpoints/best.ckpt",
         f"next:       vision classify PICTURE --weights {here}/model.safetensors",
     ]
+
+
+def with_weights() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    model.weights_report = Report("x.pth", "ViT, timm", loaded=["a", "b"], adapted=["classes 9 -> 3: the head starts anew"])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using:UserWarning")
+def test_the_weights_that_training_begins_with_are_told_once(task, data, trainer, tmp_path, best, capsys):
+    module, source = task(with_weights()), data()
+    run = trainer(Pictures(), Summary(), best, enable_checkpointing=True)
+    run.fit(module, datamodule=source)
+    run.test(module, datamodule=source, ckpt_path="best", verbose=False)
+    told = ["x.pth (ViT, timm): 2 tensors loaded", "  adapted: classes 9 -> 3: the head starts anew"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count(f"weights: {told[0]}") == lines.count(told[1]) == 1
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Weights at the start</h2>" in page
+    assert told[0] in page
+    for command in ("validate", "test", "fit"):
+        other = trainer(Summary(), max_epochs=2)
+        getattr(other, command)(module, datamodule=source, ckpt_path=best.best_model_path)  # which replaces them
+        assert "weights:" not in capsys.readouterr().err
+        dry = trainer(Summary(), fast_dev_run=True)
+        getattr(dry, command)(module, datamodule=source)
+        assert capsys.readouterr().err.count("weights: x.pth") == 1
 
 
 def test_many_classes_are_not_listed(task, data, trainer, capsys):

@@ -50,7 +50,8 @@ def test_windows_of_swin_v2_are_given_and_heads_of_swin_are_not(capsys: pytest.C
     for name, sort in (("v1", timm.models.SwinTransformer), ("v2", timm.models.SwinTransformerV2)):
         torch.save({k: v for k, v in sort(**sizes).state_dict().items() if "coords_table" not in k}, f"{name}.pth")
     told = ["--window-size", "8", "--img-size", "64"]
-    assert "pass them: vision.load_model" in refused(["convert", "v2.pth", "o.safetensors", "--layout", "vision"], capsys)
+    said = refused(["convert", "v2.pth", "o.safetensors", "--layout", "vision"], capsys)
+    assert said.endswith("pass them: --window-size N --img-size N\n")
     assert main(["weights", "convert", "v2.pth", "v2.safetensors", "--layout", "vision", *told]) == 0
     assert vision.load_model("v2.safetensors").options["window_size"] == 8
     said = refused(["convert", "v1.pth", "o.safetensors", "--layout", "vision", "--heads", "7"], capsys)
@@ -72,6 +73,8 @@ def test_what_a_model_reads_and_writes_is_told(capsys: pytest.CaptureFixture[str
         vision.save_weights(model, f"{name}.safetensors")
     read, seen = inspected("t.safetensors", capsys), inspected("p.safetensors", capsys)
     assert read["input"] == read["output"] == "characters of a vocabulary of 3, up to 7"
+    assert read["size"] == "encoder: dim 8, depth 1, heads 2; decoder: dim 8, depth 1, heads 2"
+    assert seen["size"].startswith("encoder: backbone: dim 192, depth 2, heads 3, patch_size 8; decoder: dim 8,")
     assert (seen["input"], seen["output"]) == ("pictures, 1 channel", "characters of a vocabulary of 3, up to 7")
 
 
@@ -108,7 +111,11 @@ def test_timms_files_are_told_by_name(name, family, size, capsys):
     torch.save(model.state_dict(), "x.pth")
     found = inspected("x.pth", capsys)
     assert (found["family"], found["size"], found["layout"], found["classes"]) == (family, size, "timm", "5")
-    assert found["input"] == ("any size, 1 channel" if family == "SwinV2" else "224x224 pixels, 1 channel")
+    assumed = (
+        " (assumed: there the last window covers its map; if it was another size, vision weights convert takes --img-size N)"
+    )
+    expected = "any size, 1 channel" if family == "SwinV2" else "224x224 pixels, 1 channel"
+    assert found["input"] == expected + (assumed if family == "Swin" else "")
     assert found["parameters"] == f"{sum(p.numel() for p in model.parameters()):,}"
     assert found["licence"].startswith("the file does not tell; timm's code is Apache-2.0")
 
@@ -152,7 +159,57 @@ def test_a_family_without_a_converter_is_called_by_its_name(capsys):
     assert inspected("w.pth", capsys)["family"].startswith("unknown (its names: w, …)")
 
 
+def damaged(**changes: torch.Tensor | None) -> None:
+    """x.pth, a timm ViT of four blocks with these tensors, or without them."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=4)
+    state = model.state_dict() | changes
+    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"blocks.2.norm1.bias": None, "blocks.1.norm1.bias": None}, "it lacks blocks.1.norm1.bias, blocks.2.norm1.bias"),
+        ({"norm.bias": torch.full((192,), torch.nan)}, "NaN or infinity in norm.bias"),
+        ({"extra.bias": torch.ones(1)}, "it has, unexpected, extra.bias"),
+        ({"norm.bias": torch.ones(7)}, "norm.bias is 7, the model's 192"),
+        ({"norm.bias": torch.ones(192, dtype=torch.int8)}, "x.pth holds int8 numbers in norm.bias: quantised weights need "),
+        ({"blocks.0.mlp.fc1.weight": None}, "blocks.0.ffn.up.weight is missing: this is no whole ViT"),
+    ],
+)
+def test_what_is_damaged_is_not_told_to_be_sound(changes, problems, capsys):
+    damaged(**changes)
+    with pytest.raises(SystemExit, match="1"):
+        main(["weights", "inspect", "x.pth"])
+    assert f"problems:    {problems}" in capsys.readouterr().out
+
+
+def test_sound_files_have_no_problems(capsys):
+    damaged()
+    assert "problems" not in inspected("x.pth", capsys)
+    checkpoint()
+    assert inspected("run.ckpt", capsys).keys().isdisjoint({"problems", "not checked"})
+    torch.save(torchvision.models.resnet18().state_dict() | {"fc.bias": torch.full((1000,), torch.inf)}, "r.pth")
+    with pytest.raises(SystemExit, match="1"):
+        main(["weights", "inspect", "r.pth"])
+    assert "NaN or infinity in fc.bias" in capsys.readouterr().out
+
+
 # convert
+
+
+def test_what_was_adapted_or_assumed_is_printed(capsys):
+    sizes = {"embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "num_classes": 3, "img_size": 32, "window_size": 4}
+    torch.save(timm.models.SwinTransformer(**sizes).state_dict(), "x.pth")
+    assert main(["weights", "convert", "x.pth", "a.safetensors", "--layout", "vision"]) == 0
+    said = capsys.readouterr().out
+    assert "  note: the picture size is not told: taken as 32" in said
+    assert said.endswith("if it was another, pass it: --img-size N\n")
+    told = ["--window-size", "8", "--img-size", "64"]
+    assert main(["weights", "convert", "x.pth", "b.safetensors", "--layout", "vision", *told]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[1:] == ["  adapted: windows 4x4 -> 8x8: tables resized, bicubic"]
+    assert vision.load_model("b.safetensors").options["window_size"] == 8
 
 
 def test_convert_and_back_is_exact(capsys):
@@ -219,7 +276,7 @@ def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(capsys):
     assert "r.pth holds a ResNet" in said["r.pth"]
     for kind, name in (("namespace", "argparse.Namespace"), ("cfgnode", "CfgNode")):
         assert name in said[f"{kind}.pth"]
-        assert "torch.save(d.get('model', d), 'weights.pth')" in said[f"{kind}.pth"]
+        assert "torch.save(read(torch.load(" in said[f"{kind}.pth"]
     assert "cut.ckpt is cut short or damaged (50,000 bytes); download or copy it again" in said["cut.ckpt"]
     assert (
         "layout='official' is not defined for ViT; use 'vision' or 'timm' or 'torchvision' or 'huggingface'" in said["run.ckpt"]

@@ -130,6 +130,16 @@ def test_tables_of_every_kind_follow_the_picture_size():
         assert any("4x4 -> 6x6" in line for line in report.adapted)
 
 
+def test_distances_measured_by_another_grid_are_noted():
+    source = ViT(position=core.ContinuousBias, **V)
+    for model, notes in (
+        (ViT(position=core.ContinuousBias, **V), []),
+        (ViT(position=core.ContinuousBias, **V | {"img_size": 48}), ["by the model's grid, 6x6, in the source by 4x4"]),
+    ):
+        assert [note.removeprefix("distances are measured ") for note in vision.load_weights(model, source).notes] == notes
+    assert "does not tell the grid" in str(vision.load_weights(source, source.state_dict()))
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -16,9 +16,11 @@ from vision.errors import UserError
 from vision.models import ConvStem, Features, ViT
 from vision.rebuild import describe
 
+SMALL = {"img_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2, "heads": 2}
+
 
 def small(**options) -> ViT:
-    return ViT(**{"img_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2, "heads": 2, **options})
+    return ViT(**{**SMALL, **options})
 
 
 def card(model: nn.Module) -> dict:
@@ -130,7 +132,7 @@ def test_a_broken_description_is_named(broken, message, tmp_path):
 # Wrappers
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod.", "my.net."])
 @pytest.mark.parametrize("layout", ["ours", "timm"])
 def test_prefixes_of_wrappers(prefix, layout, timm_vit):
     source = small() if layout == "ours" else timm_vit()
@@ -138,6 +140,18 @@ def test_prefixes_of_wrappers(prefix, layout, timm_vit):
     report = vision.load_weights(target, {prefix + name: tensor for name, tensor in source.state_dict().items()})
     assert not report.missing
     assert torch.equal(target.norm.weight, source.norm.weight)
+
+
+@torch.no_grad()
+def test_weights_with_others_beside_them_are_told_apart_and_the_advice_works(timm_vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = {f"net.{name}": tensor for name, tensor in timm_vit().state_dict().items()} | {"loss.weight": torch.ones(7)}
+    torch.save({"state_dict": state}, "x.ckpt")
+    for load in (vision.load_model, partial(vision.load_weights, small())):
+        with pytest.raises(UserError, match=r"those under net\. are a ViT \(timm\): keep them alone, in Python: ") as caught:
+            load("x.ckpt")
+    exec(str(caught.value).partition("in Python: ")[2], {"FILE": "x.ckpt"})
+    assert vision.load_model("weights.pth", heads=1).weights_report.layout == "ViT, timm"
 
 
 def test_wrapped_models_take_weights(perturbed):
@@ -207,6 +221,37 @@ def test_strict_names_the_rule_some_names_and_the_fix(change, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_quantised_weights_are_no_values(kind):
+    state = small().state_dict() | {"blocks.0.ffn.up.weight": torch.ones(128, 32, dtype=kind)}
+    name = str(kind).removeprefix("torch.")
+    message = rf"holds {name} numbers in blocks.0.ffn.up.weight: quantised weights need their scales; use an unquantised file"
+    for strict in (True, False):
+        with pytest.raises(UserError, match=message):
+            vision.load_weights(small(), state, strict=strict)
+
+
+def test_advice_is_for_those_who_get_it():
+    """`strict` is an option of load_weights alone, and load_model cannot be the cure for itself."""
+    state = small().state_dict()
+    del state["norm.bias"]
+    named = partial(vision.create_model, "vit_tiny_patch16_224", **SMALL)
+    with pytest.raises(
+        UserError, match=r"it lacks norm.bias; use the name and options that vision weights inspect tells of them$"
+    ):
+        named(weights=state)
+    with pytest.raises(UserError, match=r"the source has 4 heads, the model 2; build it with heads=4$"):
+        named(weights=small(heads=4))
+    load = r"build the model and use vision.load_weights\(model, source, strict=False\) to load what fits$"
+    with pytest.raises(UserError, match=rf"it lacks norm.bias; get the whole file, or {load}"):
+        vision.load_model(checkpoint(small()) | {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}})
+    with pytest.raises(UserError, match=rf"64x3x8x8 and 29 more; leave out dim, or {load}"):
+        vision.load_model(small(), dim=64)
+    resnet = timm.create_model("resnet18")
+    with pytest.raises(UserError, match=r"it lacks .*; use strict=False to load what fits$"):  # load_model knows no ResNet
+        vision.load_weights(resnet, {"fc.bias": torch.zeros(1000)})
+
+
 def test_what_diverged_is_refused_also_where_not_all_must_fit():
     state = {name: tensor.clone() for name, tensor in small().state_dict().items()}
     state["norm.bias"].fill_(torch.nan)
@@ -247,6 +292,26 @@ def test_not_strict_loads_what_fits_and_reports_the_rest(perturbed):
         "  missing: norm.weight, norm.bias",
         "  unexpected: norm.bias, extra",
     ]
+
+
+def test_another_width_is_some_lines_and_a_number():
+    report = vision.load_weights(small(dim=64), small(), strict=False)
+    assert len(report.unexpected) > 20
+    assert len(str(report).splitlines()) < 6
+    assert str(report).splitlines()[1].endswith(f" and {len(report.unexpected) - 4} more")
+
+
+def test_a_backbone_does_not_miss_what_it_has_left_out():
+    source = small(num_classes=9)
+    model = Features(small(), [0])
+    report = vision.load_weights(model, source)
+    assert (report.missing, report.unexpected, report.adapted) == ([], [], [])
+    assert report.loaded == list(model.model.state_dict())
+    assert {"norm.bias", "heads.0.weight", "blocks.1.norm1.bias"} <= set(report.dropped)
+    made = vision.create_model("vit_tiny_patch16_224", features_only=True, out_indices=[0], weights=source, **SMALL)
+    assert made.weights_report.loaded == report.loaded
+    with pytest.raises(UserError, match=r"it has, unexpected, blocks.2.norm1.weight"):  # not of this model
+        vision.load_weights(model, small(depth=3))
 
 
 def test_another_family_is_named(tmp_path):

@@ -108,6 +108,7 @@ def test_prefixes_that_all_names_share_come_off_one_by_one():
     state = {f"module._orig_mod.model.{name}": tensor for name, tensor in STATE.items()}
     assert equal(list(peeled(state))[-1])
     assert len(list(peeled(STATE | {"module.c": torch.ones(1)}))) == 1  # not all share it
+    assert equal(list(peeled({f"net.backbone.{name}": tensor for name, tensor in STATE.items()}))[-1])
 
 
 def test_live_modules_are_taken_out_of_their_wrappers():
@@ -204,9 +205,12 @@ def test_a_git_lfs_pointer(tmp_path):
 
 def test_other_files(tmp_path):
     (tmp_path / "x.txt").write_text("hello")
-    refused(tmp_path / "x.txt", r"x.txt is no file of weights; use one of .safetensors, .pth")
-    (tmp_path / "x.pth").write_text("hello")
-    refused(tmp_path / "x.pth", r"x.pth is cut short or damaged")
+    refused(tmp_path / "x.txt", r"x.txt is a text, no file of weights; pass the file that holds the tensors")
+    for suffix in ("pth", "safetensors", "ckpt"):
+        (tmp_path / f"x.{suffix}").write_text('{"epochs": 3, "größe": {}}\n', encoding="utf-8")
+        refused(tmp_path / f"x.{suffix}", rf"x.{suffix} is a text, no file of weights; pass the file")
+    (tmp_path / "x.bmp").write_bytes(b"BM\0\1\2")
+    refused(tmp_path / "x.bmp", r"x.bmp is no file of weights; use one of .safetensors, .pth")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a.txt", "hello")
     refused(tmp_path / "x.zip", "is cut short or damaged")
@@ -251,12 +255,23 @@ def test_a_config_object_beside_the_weights(config, name, zipped, tmp_path):
     refused(
         tmp_path / "x.pth",
         rf"x.pth pickles {name} beside its weights, and reading that could run code; if you trust the file, keep the weights "
-        r"alone: d = torch.load\('x.pth', weights_only=False\); torch.save\(d.get\('model', d\), 'weights.pth'\)",
+        r"alone, in Python: import torch; from vision.weights.read import read; torch.save\(read\(torch.load\('\S*x.pth', ",
     )
 
 
 def test_a_whole_pickled_model_is_refused(tmp_path):
     refused(write(tmp_path / "x.pth", torch.nn.Linear(2, 2)), r"pickles torch.nn.modules.linear.Linear beside its weights")
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict", None])
+def test_the_advice_for_pickles_works_when_it_is_followed(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = torch.nn.Linear(2, 2).state_dict()
+    content = {key: state, "args": argparse.Namespace(lr=0.1)} if key else torch.nn.Linear(2, 2)
+    with pytest.raises(UserError) as caught:
+        read(write(tmp_path / "x.pth", content))
+    exec(str(caught.value).partition("in Python: ")[2], {})
+    assert read("weights.pth").state.keys() == state.keys()
 
 
 class Evil:

@@ -171,6 +171,32 @@ def test_reports_say_whose_rules_hold_at_other_sizes(perturbed):
     assert "where windows shift" in str(vision.load_weights(model, perturbed(huggingface_v1())))
 
 
+def test_a_size_that_no_file_tells_is_told_to_be_assumed(perturbed):
+    """timm's windows shift or not by the picture size that the model was built for."""
+    theirs = perturbed(timm_v1())
+    told = "the picture size is not told: taken as 64, where the last window covers its map"
+    assert any(note.startswith(told) for note in vision.load_model(theirs.state_dict()).weights_report.notes)
+    for model in (vision.load_model(theirs), vision.load_model(theirs.state_dict(), img_size=128)):
+        assert not any("picture size" in note for note in model.weights_report.notes)
+
+
+def test_other_windows_without_tables_are_noted():
+    for kind, options in ((Swin, {"position": Rotary}), (SwinV2, {})):
+        small, large = (kind(size, 4, 3, 7, 32, (1, 1), (1, 2), size // 8, **options) for size in (32, 64))
+        assert "windows 4x4 -> 8x8, without tables to resize" in vision.load_weights(large, small).notes
+        assert not vision.load_weights(kind(32, 4, 3, 7, 32, (1, 1), (1, 2), 4, **options), small).notes
+
+
+def test_a_swin_that_is_not_whole_is_refused_in_one_line(perturbed):
+    for lost, text in (
+        ("layers.0.blocks.0.mlp.fc1.", "stages.0.blocks.0.ffn.up.weight"),
+        ("layers.1.", "blocks of stage 1"),
+    ):
+        state = {name: tensor for name, tensor in timm_v1().state_dict().items() if not name.startswith(lost)}
+        with pytest.raises(UserError, match=rf"the weights lack {text}.*; they are no whole Swin"):
+            vision.load_model(state)
+
+
 # There and back
 
 
