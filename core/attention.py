@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from core.cache import LayerCache
 from core.mask import causal as causal_mask
+from core.options import check_shares
+from core.plain import asking_is_free
 from core.position import Position
 
 
@@ -128,12 +130,6 @@ def any_along(mask: Bool[Tensor, "..."], dim: int) -> Bool[Tensor, "..."]:
     return mask.view(torch.uint8).amax(dim).view(torch.bool)
 
 
-def asking_is_free(x: Tensor) -> bool:
-    """Whether Python may look at numbers: a GPU would have to wait for it, torch.compile would break the graph, and other kinds
-    of tensors only pretend to have some."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and type(x) is Tensor
-
-
 def repeat_heads(x: Float[Tensor, "b kv_heads k e"], heads: int) -> Float[Tensor, "b heads k e"]:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
@@ -218,8 +214,7 @@ class Attention(nn.Module):
         if heads < 1 or dim % heads:
             raise ValueError(f"dim={dim} does not split over heads={heads}; {split_advice(dim, heads)}")
         check_groups(heads, kv_heads)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout} is not in 0 <= dropout < 1; use e.g. 0.1")
+        check_shares(dropout=dropout)
         self.dim, self.memory_dim = dim, memory_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
         kv_dim = kv_heads * self.head_dim

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from core.cache import LayerCache
 from core.dropout import Dropout
 from core.norm import LayerNorm
+from core.options import check_shares
 
 NormOrder = Literal["pre", "post", "residual_post"]
 
@@ -23,8 +26,7 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     Raises:
         ValueError: `rate` is not in 0 <= rate < 1.
     """
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"drop_path_rate={rate} is not in 0 <= rate < 1; use e.g. 0.1")
+    check_shares(drop_path_rate=rate)
     return [rate * i / max(1, depth - 1) for i in range(depth)]
 
 
@@ -37,8 +39,7 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f"drop path rate={rate} is not in 0 <= rate < 1; use e.g. 0.1")
+        check_shares(drop_path=rate)
         self.rate = rate
 
     def forward(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
@@ -58,10 +59,15 @@ class LayerScale(nn.Module):
     Args:
         dim: channels.
         initial: value of the factors at the start, such as 1e-5.
+
+    Raises:
+        ValueError: no finite number.
     """
 
     def __init__(self, dim: int, initial: float = 1e-5) -> None:
         super().__init__()
+        if not isinstance(initial, Real) or not math.isfinite(initial):
+            raise ValueError(f"a layer scale of {initial!r} is no finite number; use e.g. 1e-5, or None for no layer scale")
         self.gamma = nn.Parameter(torch.full((dim,), float(initial)))
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.attention import attend, masked_softmax
-from core.position import Position, RelativeTable, Site, require_hooks
+from core.position import Position, RelativeTable, Site, make_position, require_hooks
 
 Reference = Literal["dat", "dat++"]
 
@@ -99,7 +99,7 @@ class DeformableAttention(nn.Module):
         self.offset_conv = nn.Conv2d(width, width, kernel, stride=stride, padding=kernel // 2, groups=width)
         self.offset_norm, self.offset_out = nn.LayerNorm(width), nn.Linear(width, 2, bias=False)
         site = Site(width, heads // groups, extent=self.extent)
-        parts = [position(site) for _ in range(groups) if position is not None]
+        parts = [make_position(position, site) for _ in range(groups) if position is not None]
         for part in parts:
             require_hooks(part, "DeformableAttention", ("rotate", "bias"))
         self.positions = cast("list[Position]", nn.ModuleList(parts))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from core.attention import asking_is_free
+from core.options import check_sizes
+from core.plain import asking_is_free
 
 
 class TokenEmbedding(nn.Module):
@@ -22,12 +23,14 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()
-        if vocabulary < 1 or dim < 1:
-            raise ValueError(f"vocabulary={vocabulary} and dim={dim} leave nothing to embed; use positive sizes")
+        check_sizes(vocabulary=vocabulary, dim=dim)
         self.weight = nn.Parameter(torch.randn(vocabulary, dim) * dim**-0.5)
 
     def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
-        """Raises: ValueError: a symbol outside the vocabulary (on a GPU torch's own, later error: looking would wait for it)."""
+        """Raises: ValueError: other than whole numbers, or a symbol outside the vocabulary (on a GPU torch's own, later error:
+        looking would wait for it)."""
+        if tokens.dtype not in (torch.long, torch.int):
+            raise ValueError(f"tokens of {tokens.dtype} are no numbers of symbols; use tokens.long()")
         vocabulary, dim = self.weight.shape
         if asking_is_free(tokens) and tokens.numel() and (tokens.min() < 0 or tokens.max() >= vocabulary):
             wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]

@@ -269,7 +269,7 @@ def start(
         raise ValueError(f"max_length={max_length!r} is no whole number; use e.g. 128")
     if max_length < 1:
         raise ValueError(f"max_length={max_length} leaves nothing to generate; use 1 or more")
-    if not isinstance(prompt, Tensor) or prompt.is_floating_point():
+    if not isinstance(prompt, Tensor) or prompt.is_floating_point() or prompt.dtype == torch.bool:
         kind = str(prompt.dtype) if isinstance(prompt, Tensor) else type(prompt).__name__
         raise ValueError(f"prompt is of {kind}, not a tensor of whole numbers; use torch.tensor(rows) or prompt.long()")
     if prompt.ndim != 2:
@@ -290,6 +290,8 @@ def start(
 @contextmanager
 def evaluating(decoder: Writer) -> Iterator[None]:
     """Without dropout and gradients; the decoder is left as it was."""
+    if not isinstance(decoder, Writer):
+        raise ValueError(f"{type(decoder).__name__} writes no symbols; give a decoder, such as model.decoder")
     training = decoder.training
     decoder.eval()
     try:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from core.attention import attend
+from core.plain import is_plain
 from core.position.lookup import look_up
 
 
@@ -119,15 +120,15 @@ class NeighbourhoodAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         size = (x.shape[1], x.shape[2])
-        compiling = torch.compiler.is_compiling() or type(x) is not Tensor
-        make = partial(cut, fit=False) if compiling else kept
+        plain = is_plain(x)
+        make = kept if plain else partial(cut, fit=False)
         tiles = make(size, self.kernel, self.tile, x.device)
         q, k, v = self.qkv(x.flatten(1, 2)).chunk(3, dim=-1)
         q, k, v = self.choose(q, tiles.queries), self.choose(k, tiles.keys), self.choose(v, tiles.keys)
         # Tiles stand beside the heads, so that bias and mask are shared by the batch.
         bias = look_up(self.table.flatten(1), tiles.apart).transpose(0, 1).flatten(0, 1)
         mask = tiles.mask[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)[None]
-        y = attend(q, k, v, bias=bias, mask=None if self.tile == 1 and not compiling else mask)
+        y = attend(q, k, v, bias=bias, mask=None if self.tile == 1 and plain else mask)
         y = rearrange(y, "b (t heads) n e -> b (t n) (heads e)", heads=self.heads)
         return self.out(y.index_select(1, tiles.inverse)).unflatten(1, size)
 

@@ -36,6 +36,9 @@ class Rows(NamedTuple):
 
 
 def read_rows(tokens: Int[Tensor, "b n"], real: Real | None, segments: Segments | None) -> Rows:
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
+        given = f"of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"as {type(tokens).__name__}"
+        raise ValueError(f"tokens {given} are no batch of rows; give a tensor with 2 axes, such as tokens[None]")
     if segments is not None:
         if real is not None:
             raise ValueError("real and segments both tell what is padding; pass one of them (segments: 0 = padding)")
@@ -53,6 +56,8 @@ def read_rows(tokens: Int[Tensor, "b n"], real: Real | None, segments: Segments 
 
 def as_real(real: Real, rows: int, n: int) -> Bool[Tensor, "b n"]:
     """Which tokens are real, from lengths or from what it is."""
+    if not isinstance(real, Tensor):
+        raise ValueError(f"real={real!r} is no tensor; use torch.tensor(...) of lengths, or of booleans, True = real token")
     if real.shape != ((rows, n) if real.dtype == torch.bool else (rows,)):
         raise ValueError(
             f"real of shape {tuple(real.shape)} and dtype {real.dtype} fits no {rows} rows of {n} tokens; "

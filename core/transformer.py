@@ -28,8 +28,8 @@ from core.dropout import Dropout
 from core.embedding import TokenEmbedding
 from core.ffn import Mlp
 from core.norm import LayerNorm
-from core.options import remember_options
-from core.position import HOOKS, Position, Shared, Sinusoidal, Site, require_hooks
+from core.options import check_makers, check_shares, check_sizes, remember_options
+from core.position import HOOKS, Position, Shared, Sinusoidal, Site, make_position, require_hooks
 from core.rows import MemoryReal, MemorySegments, Real, Rows, Segments, as_real, memory_mask, only_earlier, read_rows
 
 Order = Literal["pre", "post"]
@@ -68,11 +68,10 @@ class Encoder(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        check_order(order, ("pre", "post"))
-        check_sizes(depth, hidden)
+        check_stack(vocabulary, dim, depth, heads, hidden, max_length, kv_heads, order, norm, ffn, dropout)
         self.dim = dim
         self.embedding = TokenEmbedding(vocabulary, dim)
-        self.position = position(Site(dim, heads, extent=(max_length,)))
+        self.position = make_position(position, Site(dim, heads, extent=(max_length,)))
         require_hooks(self.position, "Encoder", HOOKS)
         shared = in_blocks(self.position)
         self.dropout = Dropout(dropout)
@@ -137,11 +136,12 @@ class Decoder(nn.Module):
         tied: bool = True,
     ) -> None:
         super().__init__()
-        check_order(order, ("pre", "post"))
-        check_sizes(depth, hidden)
+        check_stack(vocabulary, dim, depth, heads, hidden, max_length, kv_heads, order, norm, ffn, dropout)
+        if memory_dim is not None:
+            check_sizes(memory_dim=memory_dim)
         self.dim, self.memory_dim = dim, memory_dim
         self.embedding = TokenEmbedding(vocabulary, dim)
-        self.position = position(Site(dim, heads, extent=(max_length,), causal=True))
+        self.position = make_position(position, Site(dim, heads, extent=(max_length,), causal=True))
         require_hooks(self.position, "Decoder", HOOKS)
         shared = in_blocks(self.position)
         self.dropout = Dropout(dropout)
@@ -232,7 +232,7 @@ class EncoderDecoder(nn.Module):
         decoder: a `Decoder` whose `memory_dim` is that width, or another with its `forward` and `new_cache`.
 
     Raises:
-        ValueError: a decoder for no memory, or for one of another width.
+        ValueError: parts that do not tell the memory's width, a decoder for no memory, or for one of another width.
     """
 
     encoder: Any  # torch's stubs let no attribute of an unnamed module be called
@@ -241,6 +241,9 @@ class EncoderDecoder(nn.Module):
     @remember_options
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
+        for name, part, width in (("encoder", encoder, "dim"), ("decoder", decoder, "memory_dim")):
+            if not hasattr(part, width):
+                raise ValueError(f"{name}={type(part).__name__} has no {width}; use one such as core.{name.capitalize()}")
         if decoder.memory_dim != encoder.dim:
             raise ValueError(
                 f"decoder with memory_dim={decoder.memory_dim} does not read an encoder of dim={encoder.dim}; "
@@ -274,9 +277,26 @@ class EncoderDecoder(nn.Module):
         )
 
 
-def check_sizes(depth: int, hidden: int) -> None:
-    if depth < 0 or hidden < 1:
-        raise ValueError(f"depth={depth} and hidden={hidden} make no stack of blocks; use depth >= 0 and hidden >= 1")
+def check_stack(
+    vocabulary: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    hidden: int,
+    max_length: int,
+    kv_heads: int | None,
+    order: str,
+    norm: Any,
+    ffn: Any,
+    dropout: float,
+) -> None:
+    """Raises ValueError: an option that no stack of blocks can be built with."""
+    check_sizes(vocabulary=vocabulary, dim=dim, heads=heads, hidden=hidden, max_length=max_length)
+    check_sizes(0, depth=depth)
+    check_sizes(kv_heads=heads if kv_heads is None else kv_heads)
+    check_order(order, ("pre", "post"))
+    check_makers(norm=norm, ffn=ffn)
+    check_shares(dropout=dropout)
 
 
 def in_blocks(position: Position) -> Shared | None:

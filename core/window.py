@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from core.coordinates import grid
 from core.mask import same_region
+from core.plain import is_plain
 
 Padding = Literal["pad_then_roll", "roll_then_pad"]
 
@@ -181,7 +182,7 @@ def wrap(place: Int[Tensor, " n"], around: int) -> Int[Tensor, " n"]:
 def table(make: Callable[[Windows, torch.device], Tensor], windows: Windows, x: Tensor) -> Tensor:
     """What `make` makes for windows of `x`, kept from call to call. Compiled code computes it: a table a size would be a
     compilation a size."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor:  # other kinds of tensors only pretend to compute
+    if not is_plain(x):
         return make(windows, x.device)
     return kept(make, windows, x.device)
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from core import GatedConvFfn
 from core.convolution import convolve
+from core.plain import asking_is_free
 
 
 def can_pack(x: Tensor, weight: Tensor) -> bool:
     """Whether the packed product is there for these: on a CPU, without gradient, compilation or autocast."""
     return (
-        type(x) is Tensor
-        and x.device.type == weight.device.type == "cpu"
+        asking_is_free(x)
+        and weight.device.type == "cpu"
         and x.dtype == weight.dtype
         and x.numel() > 0
         and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
         and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and knows_bf16()))

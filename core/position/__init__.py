@@ -18,7 +18,7 @@ rows and columns of a bias are zero, unless the kind has numbers for them.
 """
 
 from core.position.absolute import Learned, Sinusoidal
-from core.position.base import HOOKS, Combined, Position, Shared, Site, refuse_double, require_hooks
+from core.position.base import HOOKS, Combined, Position, Shared, Site, make_position, refuse_double, require_hooks
 from core.position.relative import Alibi, Shaw, T5Bias
 from core.position.rotary import Rotary
 from core.position.table import ContinuousBias, RelativeTable
@@ -37,6 +37,7 @@ __all__ = [
     "Sinusoidal",
     "Site",
     "T5Bias",
+    "make_position",
     "refuse_double",
     "require_hooks",
 ]

@@ -3,7 +3,7 @@ for many layers (`Shared`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -134,13 +134,16 @@ class Combined(Position):
     Args:
         site: of every kind.
         kinds: makes each kind from the site, such as `[Learned, Rotary]`.
+
+    Raises:
+        ValueError: no kinds.
     """
 
-    def __init__(self, site: Site, *, kinds: list[Callable[[Site], Position]]) -> None:
+    def __init__(self, site: Site, *, kinds: Sequence[Callable[[Site], Position]] = ()) -> None:
         super().__init__(site)
-        if not kinds:
-            raise ValueError("kinds=[] combines nothing; give kinds such as [Learned, Rotary], or use Position for none")
-        self.parts = cast("list[Position]", nn.ModuleList(kind(site) for kind in kinds))
+        if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
+            raise ValueError(f"kinds={kinds!r} combines nothing; give kinds such as [Learned, Rotary], or use Position for none")
+        self.parts = cast("list[Position]", nn.ModuleList(make_position(kind, site) for kind in kinds))
 
     @property
     def hooks(self) -> frozenset[str]:
@@ -200,6 +203,21 @@ def add_up(terms: list[Tensor]) -> Tensor:
     for term in terms[1:]:
         total = total + term
     return total
+
+
+def make_position(kind: Callable[[Site], Position], site: Site) -> Position:
+    """A host's position of this kind.
+
+    Raises:
+        ValueError: what makes no position: the name of a kind as a text, a position that is built already, another class.
+    """
+    if isinstance(kind, Position) or not callable(kind):
+        given = f"{type(kind).__name__}, built already" if isinstance(kind, Position) else repr(kind)
+        raise ValueError(f"position={given} is no kind of position; give a class such as core.Rotary, or core.Position for none")
+    made = kind(site)
+    if not isinstance(made, Position):
+        raise ValueError(f"position made a {type(made).__name__}; give a kind of position such as core.Rotary")
+    return made
 
 
 def require_hooks(position: Position, host: str, calls: Iterable[str]) -> None:

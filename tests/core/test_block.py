@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import timm.layers
 import torch
@@ -234,8 +236,15 @@ def test_drop_path_in_evaluation_and_at_rate_0():
 
 @pytest.mark.parametrize("rate", [1.0, -0.1])
 def test_drop_path_errors(rate):
-    with pytest.raises(ValueError, match=rf"^drop path rate={rate} is not in 0 <= rate < 1; use e\.g\. 0\.1$"):
+    with pytest.raises(ValueError, match=rf"^drop_path={rate} is not in 0 <= drop_path < 1; use e\.g\. 0\.1$"):
         DropPath(rate)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("initial", ["1", math.nan, math.inf])
+def test_a_layer_scale_is_a_finite_number(initial):
+    with pytest.raises(ValueError, match=rf"^a layer scale of {initial!r} is no finite number; use e\.g\. 1e-5, or None"):
+        LayerScale(4, initial)
 
 
 def test_layer_scale_is_timms(within, perturbed):

@@ -288,6 +288,13 @@ def test_what_has_no_order_or_no_rows_is_refused_in_one_line(unchecked):
     for name in ("beam", "n_best"):
         with pytest.raises(ValueError, match=rf"^{name}=2.5 is not one whole number; use 1 or more$"):
             beam_search(model, starts(1), memory, **usual, **{"beam": 4, name: 2.5})
+    with pytest.raises(ValueError, match=r"^prompt is of torch.bool, not a tensor of whole numbers"):
+        greedy(model, starts(1).bool(), memory, **usual)
+    for other in (torch.nn.Linear(2, 2), None):
+        with pytest.raises(
+            ValueError, match=rf"^{type(other).__name__} writes no symbols; give a decoder, such as model.decoder$"
+        ):
+            greedy(other, starts(1), memory, **usual)
     with pytest.raises(ValueError, match=r"^alpha='1' ranks nothing"):
         GnmtPenalty("1")
     with pytest.raises(ValueError, match=r"^penalty=0.6 does not tell which one; use GnmtPenalty\(0.6\) or AveragePenalty"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -27,6 +28,7 @@ from core.position import (
     Sinusoidal,
     Site,
     T5Bias,
+    make_position,
     refuse_double,
     require_hooks,
 )
@@ -290,6 +292,22 @@ def test_combined_is_its_parts_one_after_the_other():
     assert close(twice.embed(x, at) - x, 2 * (twice.parts[0].embed(x, at) - x))
     with pytest.raises(ValueError, match=r"kinds=\[\] combines nothing; give kinds such as \[Learned, Rotary\], or use Position"):
         Combined(position.site, kinds=[])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_makes_no_position_is_refused():
+    site = Site(WIDTH, HEADS, (4, 4))
+    for kind, told in {
+        "core.Rotary": "position='core.Rotary' is no kind of position; give a class such as core.Rotary, or",
+        None: "position=None is no kind of position",
+        Rotary(site): "position=Rotary, built already is no kind of position",
+        Combined: "kinds=() combines nothing; give kinds such as",
+        partial(Combined, kinds=Rotary): "kinds=<class 'core.position.rotary.Rotary'> combines nothing",
+        partial(Combined, kinds=["Rotary"]): "position='Rotary' is no kind of position",
+        (lambda site: nn.Linear(2, 2)): "position made a Linear; give a kind of position such as core.Rotary",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+            make_position(kind, site)
 
 
 def test_hooks_of_each_kind():

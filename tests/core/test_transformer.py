@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from functools import partial
 
 import pytest
@@ -241,8 +242,50 @@ def test_errors_of_shapes(unchecked):
         model(symbols(2, 4), segments=torch.ones(2, 3, dtype=torch.long))
 
 
-@pytest.mark.parametrize("sizes", [{"depth": -1}, {"hidden": 0}])
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"depth": -1}, "depth=-1 is too small; use 0 or more"),
+        ({"depth": "1"}, "depth='1' is not one whole number; use 0 or more"),
+        ({"hidden": 0}, "hidden=0 is too small; use 1 or more"),
+        ({"vocabulary": 0}, "vocabulary=0 is too small; use 1 or more"),
+        ({"vocabulary": 2.5}, "vocabulary=2.5 is not one whole number; use 1 or more"),
+        ({"max_length": None}, "max_length=None is not one whole number; use 1 or more"),
+        ({"heads": 0}, "heads=0 is too small; use 1 or more"),
+        ({"kv_heads": 1.5}, "kv_heads=1.5 is not one whole number; use 1 or more"),
+        ({"memory_dim": 0}, "memory_dim=0 is too small; use 1 or more"),
+        ({"dropout": 2}, "dropout=2 is not in 0 <= dropout < 1; use e.g. 0.1"),
+        ({"dropout": None}, "dropout=None is not in 0 <= dropout < 1; use e.g. 0.1"),
+        ({"norm": "LayerNorm"}, "norm='LayerNorm' makes nothing; give a class, or a function that makes the part, not its name"),
+        ({"ffn": None}, "ffn=None makes nothing; give a class, or a function that makes the part, not its name"),
+        ({"position": "core.Rotary"}, "position='core.Rotary' is no kind of position; give a class such as core.Rotary, or"),
+    ],
+)
 @pytest.mark.parametrize("part", [Encoder, Decoder])
-def test_sizes_that_make_no_stack_are_refused(part, sizes):
-    with pytest.raises(ValueError, match=r"^depth=-?\d+ and hidden=\d+ make no stack of blocks; use depth >= 0 and hidden >= 1$"):
-        part(5, 16, heads=2, **sizes)
+def test_options_that_make_no_stack_are_refused(part, option, told):
+    if part is Encoder and "memory_dim" in option:
+        part = Decoder
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        part(**{"vocabulary": 5, "dim": 16, "heads": 2, **option})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_part_and_no_batch_of_symbols_is_refused():
+    encoder, decoder = Encoder(SYMBOLS, WIDTH, 1, HEADS, HIDDEN), Decoder(SYMBOLS, WIDTH, 1, HEADS, HIDDEN, memory_dim=WIDTH)
+    for parts, told in {
+        (decoder, encoder): "decoder=Encoder has no memory_dim; use one such as core.Decoder",
+        (None, decoder): "encoder=NoneType has no dim; use one such as core.Encoder",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{told}$"):
+            EncoderDecoder(*parts)
+    with pytest.raises(
+        ValueError, match=r"^tokens of shape \(4,\) are no batch of rows; give a tensor with 2 axes, such as tokens"
+    ):
+        encoder(symbols(1, 4)[0])
+    with pytest.raises(ValueError, match=r"^tokens as list are no batch of rows"):
+        encoder([[1, 2]])
+    with pytest.raises(ValueError, match=r"^tokens of torch.float32 are no numbers of symbols; use tokens.long\(\)$"):
+        encoder(symbols(2, 4).float())
+    with pytest.raises(ValueError, match=r"^real=\[4, 3\] is no tensor; use torch.tensor"):
+        encoder(symbols(2, 4), real=[4, 3])
