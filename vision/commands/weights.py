@@ -309,8 +309,8 @@ def numbers(options: Mapping[str, Any]) -> str:
     shown = ("dim", "depth", "depths", "heads", "patch_size", "window_size")
     own = ", ".join(f"{name} {options[name]}" for name in shown if name in options)
     parts = {name: part.get("init_args") or {} for name, part in options.items() if isinstance(part, Mapping)}
-    told = [f"{name}: {text}" for name, inner in parts.items() if (text := numbers(inner)) != UNTOLD]
-    return "; ".join([*([own] if own else []), *told]) or UNTOLD
+    told = "; ".join(f"{name}: {text}" for name, inner in parts.items() if (text := numbers(inner)) != UNTOLD)
+    return f"{own} ({told})" if own and told else own or told or UNTOLD
 
 
 def input_of(options: Mapping[str, Any], card: Mapping[str, Any] | None) -> str:

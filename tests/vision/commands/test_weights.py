@@ -74,7 +74,7 @@ def test_what_a_model_reads_and_writes_is_told(capsys: pytest.CaptureFixture[str
     read, seen = inspected("t.safetensors", capsys), inspected("p.safetensors", capsys)
     assert read["input"] == read["output"] == "characters of a vocabulary of 3, up to 7"
     assert read["size"] == "encoder: dim 8, depth 1, heads 2; decoder: dim 8, depth 1, heads 2"
-    assert seen["size"].startswith("encoder: backbone: dim 192, depth 2, heads 3, patch_size 8; decoder: dim 8,")
+    assert seen["size"].startswith("encoder: dim 8 (backbone: dim 192, depth 2, heads 3, patch_size 8); decoder: dim 8,")
     assert (seen["input"], seen["output"]) == ("pictures, 1 channel", "characters of a vocabulary of 3, up to 7")
 
 
@@ -181,7 +181,7 @@ def test_what_is_damaged_is_not_told_to_be_sound(changes, problems, capsys):
     damaged(**changes)
     with pytest.raises(SystemExit, match="1"):
         main(["weights", "inspect", "x.pth"])
-    assert f"problems:    {problems}" in capsys.readouterr().out
+    assert f"problems:   {problems}" in capsys.readouterr().out
 
 
 def test_sound_files_have_no_problems(capsys):
