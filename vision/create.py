@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import logging
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -13,12 +12,10 @@ from torch import nn
 from vision.errors import UserError
 from vision.hub import published
 from vision.models.features import Features, check_whole, default_indices, feature_info
-from vision.models.names import MODELS
+from vision.models.names import MODELS, near_names, pattern_of
 from vision.rebuild import hints
-from vision.weights.load import check_options, load_weights
-from vision.weights.read import Source
-
-log = logging.getLogger("vision")
+from vision.weights.load import check_options, fill
+from vision.weights.read import Source, read
 
 
 def create_model(
@@ -34,7 +31,7 @@ def create_model(
     """A model of a named size.
 
     Args:
-        name: one of `vision.list_models()`.
+        name: one of `vision.list_models()`; with weights="timm" one of timm's tags may follow, `vit_base_patch16_224.dino`.
         num_classes, in_chans: classes out (0: features; restorers have none), channels in.
         weights: what `vision.load_weights` takes, or "timm": timm's published weights, downloaded. They are adapted to
             classes, channels and sizes; the model keeps the report as `.weights_report`.
@@ -46,33 +43,48 @@ def create_model(
     Raises:
         UserError: an unknown name or option, weights that do not fit or cannot be had, an index out of range.
     """
-    if name not in MODELS:
-        family = str(name).partition("_")[0]
-        near = difflib.get_close_matches(str(name), [known for known in MODELS if known.partition("_")[0] == family], n=1)
-        near = near or difflib.get_close_matches(str(name), MODELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "vision.list_models() lists the names"
-        raise UserError(f"there is no model {name!r}; {hint}")
+    size, _, tag = str(name).partition(".")
+    if size not in MODELS:
+        raise UserError(f"there is no model {name!r}; {did_you_mean(str(name))}")
     if out_indices is not None and not features_only:
         raise UserError(f"out_indices={out_indices!r} chooses feature maps; add features_only=True")
-    build = MODELS[name]
+    if tag and weights != "timm":
+        raise UserError(f"{name}: the tag {tag} names weights that timm publishes; add weights='timm', or leave the tag out")
+    build = MODELS[size]
     made = hints(build)["return"]
     if "num_classes" in inspect.signature(made).parameters or num_classes != 1000:  # a restorer has none
         options["num_classes"] = num_classes
     check_options(made, options)
     model: Any = build(in_chans=in_chans, **options)
+    if features_only:
+        model = Features(model, indices_of(model, out_indices))
     if weights is not None:
-        model.weights_report = load_weights(model, from_timm(name) if isinstance(weights, str) and weights == "timm" else weights)
-        log.info("%s", model.weights_report)
-    return Features(model, indices_of(model, out_indices)) if features_only else model
+        source = read(from_timm(name) if isinstance(weights, str) and weights == "timm" else weights)
+        model.weights_report = fill(model, source, advice="use the name and options that vision weights inspect tells of them")
+    return model
+
+
+def did_you_mean(name: str) -> str:
+    near = near_names(name)
+    if not near:
+        return "vision.list_models() lists the names"
+    if len(near) > 4:
+        return f"did you mean one of vision.list_models('{pattern_of(near)}'), such as {near[0]}?"
+    return f"did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?"
 
 
 def indices_of(model: nn.Module, out_indices: int | Sequence[int] | None) -> Sequence[int]:
     if out_indices is None:
         return default_indices(model)
-    if isinstance(out_indices, int) and not isinstance(out_indices, bool):
+    if isinstance(out_indices, Integral) and not isinstance(out_indices, bool):
         count = len(feature_info(model))
         if not 0 < out_indices <= count:
-            raise UserError(f"out_indices={out_indices} is a number of last maps, 1..{count}; for one map use [{out_indices}]")
+            one = (
+                f"map use [{out_indices}]"
+                if -count <= out_indices <= 0
+                else f"map use its index, {-count}..{count - 1}, in a list"
+            )
+            raise UserError(f"out_indices={out_indices} is a number of last maps, 1..{count}; for one {one}")
         return tuple(range(count - out_indices, count))
     return check_whole(out_indices)
 

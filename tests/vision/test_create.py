@@ -23,6 +23,12 @@ def test_every_vit_of_the_list_builds_small_too():
         ("vit_tiny_patch16", r"there is no model 'vit_tiny_patch16'; did you mean vit_tiny_patch16_224\?"),
         ("vit_tny_patch16_224", r"did you mean vit_tiny_patch16_224\?"),
         ("swn_tiny_patch4_window7_224", r"did you mean swin_tiny_patch4_window7_224\?"),
+        ("VIT_TINY_PATCH16_224", r"did you mean vit_tiny_patch16_224\?"),
+        ("vit_tiny", r"did you mean vit_tiny_patch16_224\?"),
+        ("deit_tiny", r"did you mean deit_tiny_distilled_patch16_224 or deit_tiny_patch16_224\?"),
+        ("vit_h_14", r"did you mean vit_base_patch16_224, vit_base_patch32_224 or vit_tiny_patch16_224\?"),
+        ("swin_v2_t", r"did you mean swinv2_tiny_window16_256 or swinv2_tiny_window8_256\?"),
+        ("swin", r"did you mean one of vision.list_models\('swin\*'\), such as swin_base_patch4_window12_384\?"),
         ("alexnet", r"there is no model 'alexnet'; vision.list_models\(\) lists the names"),
     ],
 )
@@ -36,6 +42,26 @@ def test_an_unknown_option_gets_the_nearest_one():
         vision.create_model("vit_tiny_patch16_224", drop_path=0.1)
     with pytest.raises(UserError, match=r"ViT has no option zzz; it has img_size, patch_size, in_chans"):
         vision.create_model("vit_tiny_patch16_224", zzz=1)
+
+
+def test_models_are_listed_by_several_patterns_without_others_and_with_published_weights():
+    deits = vision.list_models("deit*")
+    assert vision.list_models(["dat_t*", "vit_t*"]) == ["dat_tiny", "vit_tiny_patch16_224"]
+    assert vision.list_models("deit*", exclude_filters="deit3*") == [name for name in deits if not name.startswith("deit3")]
+    assert vision.list_models(["dat*", "deit*"], pretrained=True) == deits
+    assert vision.list_models("VIT*") == []
+
+
+def test_timms_tag_goes_with_timms_weights(monkeypatch):
+    asked = []
+    made = timm.create_model("vit_base_patch16_224", depth=1)
+    monkeypatch.setattr(vision.create, "published", lambda name, instead: asked.append(name) or made)
+    vision.create_model("vit_base_patch16_224.dino", weights="timm", depth=1)
+    assert asked == ["vit_base_patch16_224.dino"]
+    with pytest.raises(
+        UserError, match=r"vit_base_patch16_224.dino: the tag dino names weights that timm publishes; add weights='timm'"
+    ):
+        vision.create_model("vit_base_patch16_224.dino")
 
 
 def test_options_go_to_the_model():

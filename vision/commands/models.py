@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vision.cli import DONE, nearest
+from vision.cli import DONE
 from vision.commands.options import OptionParser
 from vision.errors import UserError
 
@@ -11,17 +11,24 @@ def models(args: list[str]) -> int:
     """Prints the names, a line each.
 
     Raises:
-        UserError: no name fits the pattern.
+        UserError: no name fits a pattern.
     """
     parser = OptionParser("models", "Lists the models by name.")
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with shell wildcards, such as 'swin*'")
-    pattern = parser.parse_args(args).pattern
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="with shell wildcards, such as 'swin*'")
+    parser.add_argument("--pretrained", action="store_true", help="those whose published weights timm downloads")
+    options = parser.parse_args(args)
 
-    from vision.models.names import list_models
+    from vision.models.names import list_models, near_names, pattern_of
 
-    names = list_models(pattern)
+    for pattern in options.patterns:
+        if not list_models(pattern):
+            near = near_names(pattern)
+            guess = near[0] if len(near) == 1 else f"'{pattern_of(near)}'"
+            raise UserError(
+                f"no model fits {pattern!r}; " + (f"did you mean {guess}?" if near else "vision models lists all names")
+            )
+    names = list_models(options.patterns, pretrained=options.pretrained)
     if not names:
-        guess = nearest(pattern, list_models())
-        raise UserError(f"no model fits {pattern!r}; " + (f"did you mean {guess}?" if guess else "vision models lists all names"))
+        raise UserError(f"timm publishes no weights of {' '.join(options.patterns)}; leave out --pretrained")
     print("\n".join(names))
     return DONE

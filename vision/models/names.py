@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 
@@ -56,6 +58,53 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def list_models(pattern: str | None = None) -> list[str]:
-    """Names that `vision.create_model` knows, sorted; `pattern` has shell wildcards, such as "vit_*"."""
-    return sorted(name for name in MODELS if pattern is None or fnmatch.fnmatch(name, pattern))
+def list_models(
+    pattern: str | Iterable[str] | None = None, *, exclude_filters: str | Iterable[str] = (), pretrained: bool = False
+) -> list[str]:
+    """Names that `vision.create_model` knows, sorted.
+
+    Args:
+        pattern: those that fit it, or one of several; with shell wildcards, such as "vit_*".
+        exclude_filters: without those that fit one of these.
+        pretrained: only those whose published weights `weights="timm"` downloads.
+    """
+    wanted, unwanted = patterns(pattern or "*"), patterns(exclude_filters)
+    names = [name for name in sorted(MODELS) if fits(name, wanted) and not fits(name, unwanted)]
+    if not pretrained:
+        return names
+    import timm  # takes seconds
+
+    return [name for name in names if timm.is_model_pretrained(name)]
+
+
+def patterns(given: str | Iterable[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def fits(name: str, wanted: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, one) for one in wanted)
+
+
+def near_names(name: str) -> list[str]:
+    """Names that may be meant by one that is none: those that begin so, whatever its case, or else those spelled most like it."""
+    begun = [known for known in sorted(MODELS) if name and squeezed(known).startswith(squeezed(name))]
+    family = [known for known in MODELS if known.partition("_")[0] == name.lower().partition("_")[0]]
+    return begun or most_like(name, family, cutoff=0.5) or most_like(name, MODELS, cutoff=0.6)
+
+
+def pattern_of(names: Sequence[str]) -> str:
+    """What begins as all of the names do."""
+    first, last = min(names), max(names)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return f"{first[:same]}*"
+
+
+def squeezed(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def most_like(name: str, known: Iterable[str], *, cutoff: float) -> list[str]:
+    """The nearest of the known names, and those that are about as near."""
+    shares = {other: difflib.SequenceMatcher(None, name.lower(), other).ratio() for other in known}
+    best = max(shares.values(), default=0.0)
+    return sorted(other for other, share in shares.items() if share >= max(cutoff, best - 0.02))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -47,6 +48,11 @@ def test_maps_and_their_information_equal_timms(out_indices, size):
     assert ours.feature_info[0] == {"num_chs": 192, "reduction": 16, "module": ours.feature_info[0]["module"]}
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_number_of_numpys_is_a_number():
+    assert vision.create_model(NAME, features_only=True, out_indices=np.int64(2), **OPTIONS).out_indices == [2, 3]
+
+
 def test_maps_come_in_the_order_asked_for():
     torch.manual_seed(0)
     model, x = ViT(32, 8, 3, 5, 32, 4, 2).eval(), torch.randn(1, 3, 32, 32)
@@ -73,8 +79,12 @@ def test_timm_2242_an_index_out_of_range_is_named():
     for wrong in (4, -5):
         with pytest.raises(UserError, match=rf"out_indices={wrong} is out of range; the model has 4 feature maps, use -4..3"):
             vision.create_model(NAME, features_only=True, out_indices=[0, wrong], **OPTIONS)
-    with pytest.raises(UserError, match=r"out_indices=9 is a number of last maps, 1..4"):
+    with pytest.raises(
+        UserError, match=r"out_indices=9 is a number of last maps, 1..4; for one map use its index, -4..3, in a list"
+    ):
         vision.create_model(NAME, features_only=True, out_indices=9, **OPTIONS)
+    with pytest.raises(UserError, match=r"out_indices=-1 is a number of last maps, 1..4; for one map use \[-1\]"):
+        vision.create_model(NAME, features_only=True, out_indices=-1, **OPTIONS)
     with pytest.raises(UserError, match=r"out_indices is empty; the model has 4 feature maps"):
         vision.create_model(NAME, features_only=True, out_indices=[], **OPTIONS)
 
