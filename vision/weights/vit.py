@@ -333,7 +333,7 @@ def adapt(converted: Converted, model: ViT) -> Adapted:
     if heads is not None and told.get("heads", heads) != heads:
         fit.problems.append(f"the source has {told['heads']} heads, the model {heads}; build it with heads={told['heads']}")
     pool = told.get("global_pool", model.global_pool)
-    if pool != model.global_pool:
+    if pool != model.global_pool and len(model.heads):  # a backbone has none, and pools nothing
         if fit.fresh:
             fit.adapted.append(f"the source pools by {pool!r}, the model by {model.global_pool!r}, with the same norm")
         else:

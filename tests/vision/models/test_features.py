@@ -111,6 +111,17 @@ def test_published_weights_go_into_a_backbone():
     assert not report.unexpected
 
 
+def test_weights_pooled_otherwise_go_into_a_backbone_which_pools_nothing(tmp_path):
+    averaged = timm.create_model(NAME, global_pool="avg", class_token=True, **OPTIONS).eval()
+    torch.save(averaged.state_dict(), tmp_path / "avg.pth")
+    x = torch.randn(1, 3, 64, 64)
+    ours = vision.create_model(NAME, features_only=True, out_indices=[1], weights=tmp_path / "avg.pth", **OPTIONS).eval()
+    (theirs,) = averaged.forward_intermediates(x, indices=[1], intermediates_only=True)
+    assert (ours(x)[0] - theirs).abs().max() <= 1e-5 * theirs.std()
+    with pytest.raises(UserError, match=r"the source pools by 'avg', the model by 'token'; use global_pool='avg'"):
+        vision.create_model(NAME, weights=tmp_path / "avg.pth", **OPTIONS)
+
+
 def test_a_backbone_of_the_last_n_maps_is_saved_and_loaded(tmp_path):
     model = vision.create_model("vit_tiny_patch16_224", features_only=True, out_indices=1, depth=2, dim=12, heads=2)
     vision.save_weights(model, tmp_path / "backbone.safetensors")
