@@ -5,6 +5,7 @@ They are computed in float32 at least, also where the network runs in half preci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from core.options import remember_options
 from vision.errors import UserError
+
+ADVICE = "use one that is least where both pictures are the same, such as torch.nn.L1Loss or those of vision.losses"
 
 
 class Charbonnier(nn.Module):
@@ -101,6 +104,50 @@ class Weighted(nn.Module):
     def forward(self, restored: Float[Tensor, "b c h w"], clean: Float[Tensor, "b c h w"]) -> Float[Tensor, ""]:
         parts = [weight * loss(restored, clean) for loss, weight in zip(self.losses, self.weights, strict=True)]
         return torch.stack(parts).sum()
+
+
+def check_loss(loss: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> None:
+    """Tries a loss on smooth pictures, and on copies of them that are darker, brighter, harder and inverted.
+
+    Args:
+        shape: of the clean pictures, b c h w.
+
+    Raises:
+        UserError: it fails, is not one number with a gradient, or the clean pictures themselves are not the best: so with
+            CrossEntropyLoss, which takes the channels for classes.
+    """
+    b, c, h, w = shape
+    phase = 2 * torch.arange(b * c, device=device).view(b, c, 1, 1)
+    rows, columns = (torch.arange(side, device=device) / 7 for side in (h, w))
+    wave = torch.sin(rows[:, None] + phase) * torch.cos(columns)
+    clean = 0.5 + 0.2 * wave
+    wrong = {"darker": clean / 2, "brighter": (1 + clean) / 2, "harder": 0.5 + 0.48 * wave, "inverted": 1 - clean}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # a loss that draws shifts no other draw
+        best = value_of(loss, clean, clean)
+        values = {kind: value_of(loss, restored, clean) for kind, restored in wrong.items()}
+    name, least = type(loss).__name__, min(values, key=values.__getitem__)
+    if values[least] < best - 1e-4 * max(1.0, abs(best)):
+        raise UserError(f"loss {name} is {values[least]:.4g} for a {least} picture, {best:.4g} for the clean one; {ADVICE}")
+    if max(values.values()) <= best:
+        raise UserError(f"loss {name} is {best + 0.0:.4g} whatever the restored picture; {ADVICE}")
+
+
+def value_of(loss: nn.Module, restored: Float[Tensor, "b c h w"], clean: Float[Tensor, "b c h w"]) -> float:
+    """Minus infinity may be: some logarithms have it where both pictures are the same."""
+    name = type(loss).__name__
+    try:
+        value = loss(restored.clone().requires_grad_(), clean)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise UserError(f"loss {name} fails on pictures of shape {list(clean.shape)} ({reason}); {ADVICE}") from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UserError(f"loss {name} gives {kind}, and one number is needed; {ADVICE}")
+    if not value < math.inf or not value.requires_grad:
+        raise UserError(f"loss {name} gives {value.item():g} without a gradient to follow; {ADVICE}")
+    return value.item()
 
 
 def wide(x: Tensor) -> Tensor:

@@ -45,8 +45,13 @@ class Protocol:
             raise UserError(f"crop_border={self.crop_border} is negative; use 0 or more pixels")
 
     def __str__(self) -> str:
+        return self.named(3)
+
+    def named(self, channels: int) -> str:
+        """For people, of pictures of so many channels: gray ones have neither colours nor a luma of them."""
+        space = "gray" if channels == 1 else "RGB" if self.space == "rgb" else "Y"
         border = f", without {self.crop_border} pixels at the border" if self.crop_border else ""
-        return f"{'RGB' if self.space == 'rgb' else 'Y'}{border}, {'rounded to 8 bits' if self.rounded else 'not rounded'}"
+        return f"{space}{border}, {'rounded to 8 bits' if self.rounded else 'not rounded'}"
 
     def prepare(self, image: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         """The picture as it is compared."""

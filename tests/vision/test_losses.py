@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vision.errors import UserError
-from vision.losses import Charbonnier, Edge, Frequency, Weighted
+from vision.losses import Charbonnier, Edge, Frequency, Weighted, check_loss
 from vision.rebuild import build, describe
 
 
@@ -102,3 +102,71 @@ def test_wrong_options_are_named() -> None:
         Charbonnier(0.0)
     with pytest.raises(UserError, match="losses are 1, weights 2; give one weight for each loss, at least one"):
         Weighted([Charbonnier()], [1.0, 2.0])
+
+
+class Psnr(nn.Module):
+    """As NAFNet trains, but for its eps: minus infinity where both are the same."""
+
+    def forward(self, restored: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        return 10 * torch.log10((restored - clean).square().mean(dim=(1, 2, 3))).mean()
+
+
+class Ssim(nn.Module):
+    """A similarity: the larger, the better."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, restored: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        a, b = restored - restored.mean((2, 3), True), clean - clean.mean((2, 3), True)
+        similar = (2 * (a * b).mean() + 0.001) / (a.square().mean() + b.square().mean() + 0.001)
+        return self.sign * similar * (1 - (restored.mean() - clean.mean()).square())
+
+
+class TotalVariation(nn.Module):
+    def forward(self, restored: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        return restored.diff(dim=-1).abs().mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.L1Loss(), nn.L1Loss(reduction="sum"), nn.MSELoss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.BCELoss(), Charbonnier(),
+        Edge(), Frequency(), Psnr(), Ssim(-1.0), Weighted([nn.L1Loss(), TotalVariation()], [1.0, 0.1]),
+        Weighted([Charbonnier(), Edge()], [1.0, 0.05]),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sensible_losses_pass_the_trial_and_no_draw_is_shifted(loss: nn.Module, channels: int) -> None:
+    before = torch.get_rng_state()
+    for side in (8, 64):
+        check_loss(loss, (2, channels, side, side), torch.device("cpu"))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (nn.CrossEntropyLoss(), r"loss CrossEntropyLoss is \d"),
+        (nn.BCEWithLogitsLoss(), r"loss BCEWithLogitsLoss is .* for a \w+ picture"),
+        (nn.KLDivLoss(reduction="batchmean"), "loss KLDivLoss is "),
+        (nn.PoissonNLLLoss(), r"loss PoissonNLLLoss is .* for a darker picture"),
+        (nn.SoftMarginLoss(), r"loss SoftMarginLoss is .* for a brighter picture"),
+        (nn.NLLLoss(), r"loss NLLLoss fails on pictures of shape \[2, \d, 32, 32\] \(RuntimeError: "),
+        (nn.CosineEmbeddingLoss(), "loss CosineEmbeddingLoss fails on pictures .*TypeError: "),
+        (nn.MSELoss(reduction="none"), r"loss MSELoss gives shape \[2, \d, 32, 32\], and one number is needed"),
+        (Ssim(1.0), "loss Ssim is .* picture"),
+        (TotalVariation(), "loss TotalVariation is "),
+        (nn.Identity(), "loss Identity fails on pictures"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_losses_for_other_tasks_are_refused_in_one_line(loss: nn.Module, text: str, channels: int) -> None:
+    """CrossEntropyLoss takes pictures for classes, gives a number, and a training on it comes to nothing."""
+    with pytest.raises(UserError, match=text) as caught:
+        check_loss(loss, (2, channels, 32, 32), torch.device("cpu"))
+    assert "use one that is least where both pictures are the same" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -127,4 +127,5 @@ def test_wrong_pictures_and_options_are_named() -> None:
 
 def test_a_protocol_says_what_it_is() -> None:
     assert str(Protocol()) == "RGB, not rounded"
+    assert Protocol().named(1) == Protocol("y").named(1) == "gray, not rounded"
     assert str(Protocol("y", 4, rounded=True)) == "Y, without 4 pixels at the border, rounded to 8 bits"

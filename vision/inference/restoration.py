@@ -67,10 +67,8 @@ def restore(
     values, back = take(image)
     colour, alpha = split_alpha(values, channels_of(model))
     inputs, unmatch = match_channels(colour, channels_of(model))
-    if self_ensemble and getattr(model, "dual_pixel", False):
-        raise UserError(
-            "self_ensemble turns the picture, and views of a dual-pixel camera differ by their direction; leave it out"
-        )
+    if self_ensemble:
+        check_turnable(model)
     if blend < 1 and (scale_of(model) != 1 or getattr(model, "dual_pixel", False)):
         raise UserError(
             f"blend={blend:g} mixes in the picture as it was, which the result differs from in size or channels; use 1"
@@ -142,6 +140,14 @@ def check_restorer(model: nn.Module) -> None:
     """Raises: UserError: a model of another task."""
     if hasattr(model, "num_classes") or hasattr(model, "reset_classifier"):
         raise UserError(f"{type(model).__name__} tells classes and restores no picture; use a restorer such as Restormer")
+
+
+def check_turnable(model: nn.Module) -> None:
+    """Raises: UserError: a model whose input means something else when it is turned, which a self-ensemble does."""
+    if getattr(model, "dual_pixel", False):
+        raise UserError(
+            "self_ensemble turns the picture, and views of a dual-pixel camera differ by their direction; leave it out"
+        )
 
 
 def check_finite(result: Float[Tensor, "b c h w"], model: nn.Module) -> Float[Tensor, "b c h w"]:

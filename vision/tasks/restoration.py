@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision.errors import UserError
-from vision.inference.restoration import run
+from vision.inference.restoration import check_turnable, ensemble, run
 from vision.inference.ways import Way
+from vision.losses import check_loss
 from vision.metrics import Protocol, psnr, ssim
 from vision.optim import warmup_cosine
 from vision.rebuild import build, describe, path_of, plain
@@ -22,6 +23,8 @@ from vision.tasks.base import Task
 TrainingBatch = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c2 h2 w2"]]
 TestBatch = tuple[Float[Tensor, "1 c h w"], Float[Tensor, "1 c2 h2 w2"], Any]  # and the picture's name in a list
 
+ENSEMBLE = "self-ensemble"  # what the mean over turns and reflections is called beside "restored"
+PROBE = 64  # side of the pictures that a loss is tried on, where the data tell no patch
 PANELS, SIDE = 4, 256  # pictures shown of each validation, and the side of what is shown of them
 
 
@@ -64,6 +67,12 @@ class Restoration(Task):
         protocol: of PSNR and SSIM; None is RGB, not rounded.
         tile: side of the tiles that pictures are restored in, in measuring and later by `vision.restore`; None is whole pictures.
             A model that attends to whole maps does better in tiles about as large as its training patches, see `vision.restore`.
+        self_ensemble: whether a test measures also the mean over each picture's 8 turns and reflections, in a column of its own
+            (and as test/psnr_self_ensemble); 8 times the time. `vision restore --self-ensemble` restores so.
+
+    Raises:
+        UserError: an option out of range. At the start of a training: a loss that fails on pictures, is no single number, or
+            is no smaller where restored and clean picture are the same.
     """
 
     kind = "restoration"
@@ -82,6 +91,7 @@ class Restoration(Task):
         clip: float = 1.0,
         protocol: Protocol | None = None,
         tile: int | None = None,
+        self_ensemble: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model", "loss"])
@@ -90,6 +100,8 @@ class Restoration(Task):
         self.hparams["protocol"] = asdict(self.protocol)
         self.take_model(model)
         self.model.tile = tile
+        if self_ensemble:
+            check_turnable(self.model)
         Way(self.model, "auto")  # refuses a tile that the model cannot work in
         if not 0 <= flat <= 1 - warmup:
             raise UserError(f"flat={flat:g} is a share of the steps after the warm-up, 0..{1 - warmup:g}; use 0 for none")
@@ -99,6 +111,7 @@ class Restoration(Task):
         self.sigma: float | None = None
         self.panels: list[Panel] = []
         self.scores: list[Score] = []
+        self.compared = 3  # channels of the pictures that were scored
 
     def take_loss(self, loss: Any) -> nn.Module:
         """The loss, described among the hyper-parameters as plain values."""
@@ -122,6 +135,15 @@ class Restoration(Task):
         self.degradation = str(getattr(data, "degradation", self.degradation))
         self.sigma = getattr(data, "sigma", self.sigma)
         self.way = Way(self.model, "auto")
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        data = getattr(self.trainer, "datamodule", None)
+        stages, channels = getattr(data, "stages", None), self.channels or 3
+        side = stages[0].patch if stages else getattr(data, "patch", None) or PROBE
+        clean = (2, channels // 2 if getattr(self.model, "dual_pixel", False) else channels, side, side)
+        with self.trainer.precision_plugin.forward_context():
+            check_loss(self.loss, clean, self.device)
 
     # Steps
 
@@ -149,7 +171,10 @@ class Restoration(Task):
         self.measure("val", *batch)
 
     def test_step(self, batch: TestBatch, index: int) -> dict[str, Tensor]:
-        return {"restored": self.measure("test", *batch)}
+        restored = self.measure("test", *batch)
+        if self.hparams["self_ensemble"]:
+            self.measure_ensemble(*batch)
+        return {"restored": restored}
 
     def predict_step(self, batch: tuple[Tensor, Any], index: int) -> Float[Tensor, "b c h w"]:
         return self.restore(batch[0]).clamp(0, 1)
@@ -180,10 +205,16 @@ class Restoration(Task):
             self.panels.append(Panel(name, shown[0], shown[1], shown[2], first.psnr, score.psnr))
         return restored
 
+    def measure_ensemble(self, degraded: Tensor, clean: Tensor, names: Any) -> None:
+        score = self.score(str(names[0]), ENSEMBLE, ensemble(self.way, degraded), clean)
+        scores = {"test/psnr_self_ensemble": score.psnr, "test/ssim_self_ensemble": score.ssim}
+        self.log_dict(scores, on_epoch=True, batch_size=1, sync_dist=True)
+
     def score(self, name: str, method: str, restored: Tensor, clean: Tensor) -> Score:
         """Measures a picture, and keeps the score for the table of a test."""
         score = Score(name, method, float(psnr(restored, clean, self.protocol)), float(ssim(restored, clean, self.protocol)))
         self.scores.append(score)
+        self.compared = clean.shape[1]
         return score
 
     def baseline(self, degraded: Float[Tensor, "1 c h w"], clean: Float[Tensor, "1 c2 h2 w2"]) -> Float[Tensor, "1 c2 h2 w2"]:
@@ -228,12 +259,12 @@ class Restoration(Task):
 
     def tables(self) -> dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]]:
         """The scores of the last test by picture and method: title -> columns and rows, the mean last."""
-        methods = sorted(dict.fromkeys(score.method for score in self.scores), key="restored".__eq__)  # ours last
+        methods = sorted(dict.fromkeys(score.method for score in self.scores), key=["restored", ENSEMBLE].count)  # ours last
         names = list(dict.fromkeys(score.name for score in self.scores))
         cells = {(score.name, score.method): score for score in self.scores}
         rows = [(name, *(written(cells.get((name, method))) for method in methods)) for name in names]
         means = [mean([cells[name, method] for name in names if (name, method) in cells]) for method in methods]
-        title = f"PSNR in dB / SSIM ({self.protocol})"
+        title = f"PSNR in dB / SSIM ({self.protocol.named(self.compared)})"
         return {title: (("picture", *methods), [*rows, ("mean", *map(written, means))])} if names else {}
 
 

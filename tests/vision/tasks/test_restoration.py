@@ -142,6 +142,41 @@ def test_metrics_are_the_mean_over_whole_pictures(tmp_path) -> None:
     assert rows[2][2] == f"{np.mean(expected[0]):.2f} / {np.mean(expected[1]):.4f}"
 
 
+@pytest.mark.parametrize("space", ["rgb", "y"])
+def test_the_table_of_gray_pictures_says_gray(space: Any, tmp_path) -> None:
+    task = Restoration(tiny(1), protocol=Protocol(space))
+    quiet(trainer_in(tmp_path).test, task, Waves(1), verbose=False)
+    assert list(task.tables()) == ["PSNR in dB / SSIM (gray, not rounded)"]
+
+
+def test_a_self_ensemble_stands_beside_the_model_in_a_test(tmp_path) -> None:
+    task, data = Restoration(tiny(), self_ensemble=True), Waves()
+    for block in task.model.modules():
+        if isinstance(block, nn.Conv2d):
+            nn.init.normal_(block.weight, std=0.2)
+    plain = Restoration(task.model)
+    found, alone = (quiet(trainer_in(tmp_path).test, one, data, verbose=False)[0] for one in (task, plain))
+    assert found["test/psnr"] == alone["test/psnr"]
+    together = [vision.restore(task.model, noisy.clamp(0, 1), self_ensemble=True) for noisy, *_ in clipped(Waves()).wholes]
+    ((columns, _),) = task.tables().values()
+    assert columns == ("picture", "input", "restored", "self-ensemble")
+    quiet(trainer_in(tmp_path).test, task, clipped(Waves()), verbose=False)
+    expected = [psnr(a, clean).item() for a, (_, clean, _) in zip(together, data.wholes, strict=True)]
+    scores = [score.psnr for score in task.scores if score.method == "self-ensemble"]
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert "test/psnr_self_ensemble" in found
+    assert "test/psnr_self_ensemble" not in alone
+    quiet(trainer_in(tmp_path).validate, task, data, verbose=False)
+    assert {score.method for score in task.scores} == {"restored", "input"}
+    with pytest.raises(UserError, match="self_ensemble turns the picture, and views of a dual-pixel camera differ"):
+        Restoration(Restormer(6, 3, dim=8, depths=(1, 1, 1, 1), heads=(1, 1, 1, 1), dual_pixel=True), self_ensemble=True)
+
+
+def test_a_loss_of_another_task_is_refused_before_the_first_step(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"loss CrossEntropyLoss is .*; use one that is least where both pictures are the same"):
+        train(Restoration(tiny(), nn.CrossEntropyLoss()), Waves(), tmp_path, max_steps=1)
+
+
 def test_checkpoint_alone_rebuilds_the_model(tmp_path) -> None:
     task = Restoration(
         tiny(1), Weighted([nn.L1Loss(), Charbonnier(0.01)], [1.0, 0.5]), protocol=Protocol(crop_border=1), flat=0.5
