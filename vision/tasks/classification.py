@@ -85,7 +85,8 @@ class Classification(Task):
 
     def fit_classifier(self, classes: int) -> None:
         """Replaces the classifier when the data have another number of classes, and keeps the spec true to the model."""
-        if getattr(self.model, "num_classes", classes) != classes:
+        before = getattr(self.model, "num_classes", classes)
+        if before != classes:
             reset = getattr(self.model, "reset_classifier", None)
             if reset is None:
                 name = type(self.model).__name__
@@ -93,6 +94,8 @@ class Classification(Task):
                     f"{name} has {self.model.num_classes} classes, the data {classes}; build it with num_classes={classes}"
                 )
             reset(classes)
+            if report := getattr(self.model, "weights_report", None):
+                report.adapted.append(f"classes {before} -> {classes}: the head starts anew")
         if hasattr(self.model, "options") or self.model_spec is None:
             self.model_spec = describe(self.model)
         else:

@@ -326,6 +326,7 @@ def test_training_goes_on_from_a_checkpoint_of_ones_own(tmp_path) -> None:
     train(task, Squares(), tmp_path, max_steps=2, callbacks=[modes])
     assert {name for name, is_on in modes.modes.items() if not is_on} == {"stem", "stem.proj"}
     assert task.model.num_classes == 4
+    assert task.model.weights_report.adapted == ["classes 7 -> 4: the head starts anew"]
     assert task.card()["model"]["class_path"].endswith(".ViT")
 
 
