@@ -6,7 +6,7 @@ They are computed in float32 at least, also where the network runs in half preci
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,95 @@ class Frequency(nn.Module):
         with torch.autocast(restored.device.type, enabled=False):
             spectrum = torch.fft.fft2(wide(restored) - wide(clean), norm="ortho")  # linear: of the difference
             return torch.view_as_real(spectrum).abs().mean()
+
+
+class Perceptual(nn.Module):
+    """Distances of the features that a VGG-19 trained on ImageNet makes of both pictures (Johnson et al. 2016).
+
+    Real-ESRGAN's by default (Wang et al. 2021): the convolutions named, before their activations, mean absolute differences. Use
+    it beside a pixel loss, as there: ``Weighted([torch.nn.L1Loss(), Perceptual()], [1.0, 1.0])``. It is for looks, not for PSNR.
+    Gray pictures go in as equal colours. The network is no part of checkpoints, and is read when it is first needed.
+
+    Args:
+        layers: weights by convolution, "conv1_1" to "conv5_4" (block, place within).
+        weights: file of a VGG-19, such as torchvision's vgg19-dcbb9e9d.pth; "" is torchvision's download (548 MB, once).
+
+    Raises:
+        UserError: a layer that is not there; weights that cannot be downloaded, or are none of a VGG-19; pictures below 16 pixels.
+    """
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, with which VGG was trained
+
+    @remember_options
+    def __init__(self, layers: dict[str, float] | None = None, weights: str = "") -> None:
+        super().__init__()
+        self.layers, self.weights = dict(layers or REAL_ESRGAN), weights
+        for name in self.layers:
+            if name not in VGG19:
+                raise UserError(f"VGG-19 has no layer {name!r}; use {', '.join(VGG19)}")
+        self.hidden: list[nn.Sequential] = []  # from state dicts, optimizers and half precision
+
+    def forward(self, restored: Float[Tensor, "b c h w"], clean: Float[Tensor, "b c h w"]) -> Float[Tensor, ""]:
+        if min(clean.shape[-2:]) < 16:
+            raise UserError(f"VGG-19 halves pictures four times, {list(clean.shape[-2:])} pixels are too few; use 16 or more")
+        with torch.autocast(restored.device.type, enabled=False):
+            found = self.features(restored)
+            with torch.no_grad():
+                wanted = self.features(clean)
+            return torch.stack([self.layers[name] * (found[name] - wanted[name]).abs().mean() for name in self.layers]).sum()
+
+    def features(self, x: Float[Tensor, "b c h w"]) -> dict[str, Tensor]:
+        """What the layers give, by name."""
+        x = wide(x).expand(-1, 3, -1, -1)
+        mean, std = (x.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        x, names, found = (x - mean) / std, {VGG19[name]: name for name in self.layers}, {}
+        for place, layer in enumerate(self.network(x)):
+            x = layer(x)
+            if place in names:
+                found[names[place]] = x
+        return found
+
+    def network(self, like: Tensor) -> nn.Sequential:
+        """As far as it is needed, fixed, where the pictures are and in their precision."""
+        if not self.hidden:
+            self.hidden.append(vgg19(max(VGG19[name] for name in self.layers) + 1, self.weights))
+        return self.hidden[0].to(like)
+
+
+VGG19 = {  # place of each convolution among torchvision's features; between them lie activations, and at the ends of blocks pools
+    f"conv{block}_{place + 1}": start + 2 * place
+    for block, start, count in ((1, 0, 2), (2, 5, 2), (3, 10, 4), (4, 19, 4), (5, 28, 4))
+    for place in range(count)
+}
+REAL_ESRGAN = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
+
+
+def vgg19(depth: int, weights: str) -> nn.Sequential:
+    """The first layers of torchvision's VGG-19 with weights, its activations not in place: what lies before them is looked at."""
+    import torchvision
+
+    from vision.weights.read import read
+
+    if weights:
+        state: Mapping[str, Tensor] = read(weights).state
+    else:
+        try:
+            state = torchvision.models.VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as error:  # no network, no place on the disk; cut short
+            raise UserError(
+                f"torchvision's VGG-19 cannot be downloaded ({error}); give Perceptual a file of it, weights=vgg19-dcbb9e9d.pth"
+            ) from error
+    with torch.device("meta"):
+        layers = torchvision.models.vgg19().features[:depth]
+    names = {f"features.{name}": name for name in layers.state_dict()}
+    if any(name not in state for name in names):
+        raise UserError(f"{weights} holds no VGG-19 ({next(n for n in names if n not in state)} is missing); give torchvision's")
+    try:
+        layers.load_state_dict({short: state[name] for name, short in names.items()}, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"{weights} holds no VGG-19: {' '.join(str(error).split())[:160]}; give torchvision's") from error
+    network = nn.Sequential(*(nn.ReLU() if isinstance(layer, nn.ReLU) else layer for layer in layers))
+    return network.requires_grad_(False).eval()
 
 
 class Weighted(nn.Module):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import urllib.error
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vision.errors import UserError
-from vision.losses import Charbonnier, Edge, Frequency, Weighted, check_loss
+from vision.losses import Charbonnier, Edge, Frequency, Perceptual, Weighted, check_loss
 from vision.rebuild import build, describe
+from vision.tasks.restoration import spec_of
 
 
 def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,6 +99,87 @@ def test_a_loss_is_rebuilt_from_plain_values(loss: nn.Module) -> None:
     again = build(describe(loss))
     assert not again.state_dict()  # nothing of it goes into a checkpoint
     assert again(a, b).item() == loss(a, b).item()
+
+
+@pytest.fixture
+def vgg(tmp_path: Path) -> str:
+    """The first four convolutions of a VGG-19 with random weights, as torchvision names them."""
+    made = torch.Generator().manual_seed(0)
+    state = {}
+    for place, chans, out in ((0, 3, 64), (2, 64, 64), (5, 64, 128), (7, 128, 128)):
+        state[f"features.{place}.weight"] = torch.randn(out, chans, 3, 3, generator=made) / math.sqrt(9 * chans / 2)
+        state[f"features.{place}.bias"] = torch.randn(out, generator=made) / 10
+    torch.save(state, tmp_path / "vgg.pth")
+    return str(tmp_path / "vgg.pth")
+
+
+def test_perceptual_is_its_formula(vgg: str) -> None:
+    """Before the activations, which torchvision's network would overwrite with what comes after them."""
+    a, b = torch.rand(2, 2, 3, 16, 20, dtype=torch.float64)
+    state = {name: value.double() for name, value in torch.load(vgg).items()}
+    mean, std = (torch.tensor(x, dtype=torch.float64)[:, None, None] for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+
+    def features(x: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        x = (x - mean) / std
+        for place in (0, 2, 5, 7):
+            x = F.max_pool2d(x, 2) if place == 5 else x
+            x = F.conv2d(x, state[f"features.{place}.weight"], state[f"features.{place}.bias"], padding=1)
+            found.append(x)
+            x = x.relu()
+        return found
+
+    (_, a2, _, a4), (_, b2, _, b4) = features(a), features(b)
+    expected = 0.1 * (a2 - b2).abs().mean() + 2 * (a4 - b4).abs().mean()
+    loss = Perceptual({"conv1_2": 0.1, "conv2_2": 2.0}, vgg)
+    assert loss(a, b).item() == pytest.approx(expected.item(), rel=1e-9)
+    gray = torch.rand(2, 2, 1, 16, 16)
+    assert loss(*gray).item() == pytest.approx(loss(*gray.expand(-1, -1, 3, -1, -1)).item(), rel=1e-5)
+
+
+def test_perceptual_trains_beside_a_pixel_loss_and_leaves_no_trace(vgg: str) -> None:
+    part = Perceptual({"conv1_2": 0.1, "conv2_2": 1.0}, vgg)
+    loss = Weighted([nn.L1Loss(), part], [1.0, 0.5])
+    for channels in (1, 3):
+        check_loss(loss, (2, channels, 32, 32), torch.device("cpu"))
+    a = torch.rand(1, 3, 16, 16).requires_grad_()
+    b = torch.rand(1, 3, 16, 16)
+    value = loss(a, b)
+    value.backward()
+    assert a.grad.abs().sum() > 0
+    assert not loss.state_dict()
+    assert not list(loss.parameters())
+    again = build(spec_of(loss))
+    assert again(a, b).item() == value.item()
+    loss.bfloat16()
+    half = loss(a.detach().bfloat16(), b.bfloat16())
+    assert half.dtype == torch.float32
+    assert half.item() == pytest.approx(value.item(), rel=0.02)
+
+
+def test_perceptual_without_a_network_or_with_other_weights_is_one_line(
+    vgg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*args: object, **options: object) -> None:
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "urlopen", unreachable)
+    a, b = torch.rand(2, 1, 3, 16, 16)
+    with pytest.raises(UserError, match=r"VGG-19 cannot be downloaded \(.*no network.*\); give Perceptual a file") as caught:
+        Perceptual()(a, b)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"holds no VGG-19 \(features.10.weight is missing\); give torchvision's"):
+        Perceptual(weights=vgg)(a, b)
+    torch.save({name: value[..., :1] for name, value in torch.load(vgg).items()}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"other.pth holds no VGG-19: .*size mismatch"):
+        Perceptual({"conv1_1": 1.0}, str(tmp_path / "other.pth"))(a, b)
+    with pytest.raises(UserError, match="no such file"):
+        Perceptual(weights=str(tmp_path / "none.pth"))(a, b)
+    with pytest.raises(UserError, match="VGG-19 has no layer 'conv6_1'; use conv1_1, conv1_2"):
+        Perceptual({"conv6_1": 1.0})
+    with pytest.raises(UserError, match=r"\[15, 16\] pixels are too few; use 16 or more"):
+        Perceptual(weights=vgg)(a[..., :15, :], b[..., :15, :])
 
 
 def test_wrong_options_are_named() -> None:
