@@ -98,7 +98,7 @@ class Perceptual(nn.Module):
         weights: file of a VGG-19, such as torchvision's vgg19-dcbb9e9d.pth; "" is torchvision's download (548 MB, once).
 
     Raises:
-        UserError: a layer that is not there; weights that cannot be downloaded, or are none of a VGG-19; pictures below 16 pixels.
+        UserError: a layer that is not there; weights that cannot be had, or are none of a VGG-19; pictures below 16 pixels.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, with which VGG was trained
