@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import timm.layers
 import torch
@@ -27,6 +29,21 @@ def test_mlp_is_timms(within, perturbed):
     ours.load_state_dict(renamed(theirs, fc1="up", fc2="down"))
     x = torch.randn(2, 5, 8)
     within(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_in_place_is_the_plain_one_and_hooks_see_its_input(within, perturbed, approximate):
+    """Without a gradient GELU is written over its input; what a hook has kept of that must stay as it was."""
+    ours = perturbed(Mlp(8, 24, activation=partial(nn.GELU, approximate=approximate)))
+    x = torch.randn(2, 3, 8)
+    expected = ours.down(torch.nn.functional.gelu(ours.up(x), approximate=approximate))
+    within(ours(x), expected)
+    with torch.no_grad():
+        within(ours(x), expected, 0.0)
+        seen = []
+        ours.up.register_forward_hook(lambda module, args, output: seen.append(output))
+        within(ours(x), expected, 0.0)
+    within(seen[0], ours.up(x), 0.0)
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.GELU, nn.Sigmoid])
