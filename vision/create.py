@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from numbers import Integral
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from vision.errors import UserError
 from vision.hub import published
-from vision.models.features import Features, check_whole, default_indices, feature_info
+from vision.models.backbone import Backbone
+from vision.models.features import Features, default_indices, feature_info, last_indices
 from vision.models.names import MODELS, near_names, pattern_of
 from vision.rebuild import hints
-from vision.weights.load import check_options, fill
-from vision.weights.read import Source, read
+from vision.weights.load import check_options, fill, used_with
+from vision.weights.read import Source, Weights, read, trunk
 
 
 def create_model(
@@ -34,7 +34,8 @@ def create_model(
         name: one of `vision.list_models()`; with weights="timm" one of timm's tags may follow, `vit_base_patch16_224.dino`.
         num_classes, in_chans: classes out (0: features; restorers have none), channels in.
         weights: what `vision.load_weights` takes, or "timm": timm's published weights, downloaded. They are adapted to
-            classes, channels and sizes; the model keeps the report as `.weights_report`.
+            classes, channels and sizes; the model keeps the report as `.weights_report`, and how pictures were made for them
+            as `.preprocessing`, where they tell it.
         features_only: a list of feature maps `b c h w` instead of logits, with `.feature_info`.
         out_indices: which maps; negative ones count from the end, a number n is the last n. None: every stage of a
             pyramid, the last three blocks of a plain model.
@@ -56,11 +57,15 @@ def create_model(
         options["num_classes"] = num_classes
     check_options(made, options)
     model: Any = build(in_chans=in_chans, **options)
+    if isinstance(model, Backbone):
+        model.published_as = name
     if features_only:
-        model = Features(model, indices_of(model, out_indices))
+        chosen = default_indices(model) if out_indices is None else last_indices(out_indices, len(feature_info(model)))
+        model = Features(model, chosen)
     if weights is not None:
         source = read(from_timm(name) if isinstance(weights, str) and weights == "timm" else weights)
         model.weights_report = fill(model, source, advice="use the name and options that vision weights inspect tells of them")
+        keep_preprocessing(trunk(model), source, options)
     return model
 
 
@@ -73,20 +78,11 @@ def did_you_mean(name: str) -> str:
     return f"did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?"
 
 
-def indices_of(model: nn.Module, out_indices: int | Sequence[int] | None) -> Sequence[int]:
-    if out_indices is None:
-        return default_indices(model)
-    if isinstance(out_indices, Integral) and not isinstance(out_indices, bool):
-        count = len(feature_info(model))
-        if not 0 < out_indices <= count:
-            one = (
-                f"map use [{out_indices}]"
-                if -count <= out_indices <= 0
-                else f"map use its index, {-count}..{count - 1}, in a list"
-            )
-            raise UserError(f"out_indices={out_indices} is a number of last maps, 1..{count}; for one {one}")
-        return tuple(range(count - out_indices, count))
-    return check_whole(out_indices)
+def keep_preprocessing(model: Any, source: Weights, options: Mapping[str, Any]) -> None:
+    """What the source tells of its pictures, at the size that the model is asked for."""
+    told = used_with(source, source.card)[1]
+    if isinstance(model, Backbone) and told.get("channels") == model.in_chans:
+        model.preprocessing = {**told, "size": [options["img_size"]] * 2} if "img_size" in options else told
 
 
 def from_timm(name: str) -> nn.Module:

@@ -71,6 +71,15 @@ class Features(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return prefixed(self.model.group_matcher(coarse=coarse))
 
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """As the model's own, without classes."""
+        return {name: value for name, value in self.model.pretrained_cfg.items() if name != "num_classes"}
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        return self.pretrained_cfg
+
 
 def prefixed(matcher: Any) -> Any:
     """Patterns of a group matcher for names that begin with `model.`."""
@@ -94,19 +103,29 @@ def default_indices(model: nn.Module) -> list[int]:
     return list(range(len(reductions)))[-3 if len(set(reductions)) == 1 else 0 :]
 
 
-def check_whole(indices: Any) -> Sequence[int]:
+def last_indices(indices: Any, count: int, name: str = "out_indices") -> Sequence[int]:
+    """A number n of the last maps as their indices; indices as they are."""
+    if not isinstance(indices, Integral) or isinstance(indices, bool):
+        return check_whole(indices, name)
+    if not 0 < indices <= count:
+        one = f"map use [{indices}]" if -count <= indices <= 0 else f"map use its index, {-count}..{count - 1}, in a list"
+        raise UserError(f"{name}={indices} is a number of last maps, 1..{count}; for one {one}")
+    return range(count - int(indices), count)
+
+
+def check_whole(indices: Any, name: str = "out_indices") -> Sequence[int]:
     if isinstance(indices, str) or not isinstance(indices, Iterable):
-        raise UserError(f"out_indices={indices!r} is neither a number nor a list of numbers; use e.g. [1, 2]")
+        raise UserError(f"{name}={indices!r} is neither a number nor a list of numbers; use e.g. [1, 2]")
     wrong = [index for index in indices if not isinstance(index, Integral)]
     if wrong:
-        raise UserError(f"out_indices has {wrong[0]!r}, which is no whole number; use e.g. [1, 2]")
+        raise UserError(f"{name} has {wrong[0]!r}, which is no whole number; use e.g. [1, 2]")
     return [int(index) for index in indices]
 
 
-def check_indices(indices: Sequence[int], count: int) -> Sequence[int]:
-    indices = check_whole(indices)
+def check_indices(indices: Sequence[int], count: int, name: str = "out_indices") -> Sequence[int]:
+    indices = check_whole(indices, name)
     wrong = [index for index in indices if not -count <= index < count]
     if wrong or not indices:
-        found = f"out_indices={wrong[0]} is out of range" if wrong else "out_indices is empty"
+        found = f"{name}={wrong[0]} is out of range" if wrong else f"{name} is empty"
         raise UserError(f"{found}; the model has {count} feature maps, use {-count}..{count - 1}")
     return indices

@@ -3,7 +3,7 @@ after each stage as features."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from einops import rearrange
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.block import run_through
+from vision.models.backbone import Backbone
 
 
 def check_stages(depths: Sequence[int], **per_stage: Sequence[Any]) -> None:
@@ -37,15 +38,11 @@ class Stage(nn.Module):
         return x
 
 
-class Pyramid(nn.Module):
+class Pyramid(Backbone):
     """A subclass gives the parts below and `embed`, from pictures to the first map."""
 
-    options: dict[str, Any]
-    dim: int  # of the first stage; each stage doubles it
-    num_features: int  # of the last stage
     stem: Any
-    stages: nn.ModuleList
-    norm: nn.Module
+    stages: nn.ModuleList  # each doubles the width
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
         raise NotImplementedError("each backbone has a stem of its own")
@@ -66,6 +63,9 @@ class Pyramid(nn.Module):
         if hasattr(self, "options"):
             self.options |= {"num_classes": num_classes}
 
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping its activations."""
         for stage in cast("list[Stage]", self.stages):
@@ -76,20 +76,23 @@ class Pyramid(nn.Module):
         fine = [(r"^stages\.(\d+)\.downsampling", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^(?:stem|embed_norm)", "blocks": r"^stages\.(\d+)" if coarse else fine}
 
-    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        """The map of the last stage, channels last, normed."""
-        x = self.embed(x)
-        for stage in self.stages:
+    def run(
+        self, x: Float[Tensor, "b c h w"], keep: Collection[int] = (), count: int | None = None
+    ) -> tuple[Float[Tensor, "b i j d"], dict[int, Float[Tensor, "b _ _ _"]], tuple[int, int]]:
+        """The map after the first `count` stages (None: all), those after the stages in `keep`, and its size."""
+        x, kept = self.embed(x), {}
+        for i, stage in enumerate(self.stages):
+            if i == count:
+                break
             x = stage(x)
-        return self.norm(x)
+            if i in keep:
+                kept[i] = x
+        return x, kept, (x.shape[1], x.shape[2])
 
     def forward_head(self, x: Float[Tensor, "b i j d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
         """The mean over the map, through the head unless `pre_logits`."""
         pooled = x.mean(dim=(1, 2))
         return pooled if pre_logits else self.head(pooled)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        return self.forward_head(self.forward_features(x))
 
     # As a backbone: `vision.models.features`
 
@@ -101,13 +104,8 @@ class Pyramid(nn.Module):
             for i in range(len(self.stages))
         ]
 
-    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
-        """The maps after the stages `indices` (0 is the first), before any norm, in that order."""
-        x, maps = self.embed(x), {}
-        for i, stage in enumerate(self.stages):
-            x = stage(x)
-            maps[i] = rearrange(x, "b i j d -> b d i j")
-        return [maps[i] for i in indices]
+    def as_map(self, x: Float[Tensor, "b i j d"], size: tuple[int, int]) -> Float[Tensor, "b d i j"]:
+        return rearrange(x, "b i j d -> b d i j")
 
     def keep_features(self, last: int) -> None:
         """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""

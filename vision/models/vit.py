@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, drop_path_rates, grid
 from core.block import run_through
 from core.options import remember_options
+from vision.models.backbone import Backbone
 from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
 
@@ -24,7 +25,7 @@ def layer_norm(dim: int, eps: float = 1e-6) -> nn.Module:
     return LayerNorm(dim, eps=eps)
 
 
-class ViT(nn.Module):
+class ViT(Backbone):
     """Vision Transformer. Takes pictures of any size: positions follow the run-time grid, `img_size` only sizes tables.
 
     Args:
@@ -43,8 +44,6 @@ class ViT(nn.Module):
         drop_path_rate: of the last block, growing linearly from 0.
         drop_rate: dropout in attention output and FFN, while training.
     """
-
-    options: dict[str, Any]
 
     @remember_options
     def __init__(
@@ -115,6 +114,10 @@ class ViT(nn.Module):
         if hasattr(self, "options"):
             self.options |= {"num_classes": num_classes, "global_pool": self.global_pool}
 
+    def get_classifier(self) -> Any:
+        """The head, or both of a distilled model."""
+        return self.heads[0] if len(self.heads) == 1 else tuple(self.heads)
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.checkpointing = enable
@@ -137,11 +140,21 @@ class ViT(nn.Module):
             x = torch.cat([self.prefix_tokens.expand(len(x), -1, -1), x], dim=1)
         return self.position.embed(x, at), at
 
-    def forward_features(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
-        """All tokens after the last block (see `embed`). Normed when a token is pooled."""
+    def run(
+        self, x: Float[Tensor, "b c h w"], keep: Collection[int] = (), count: int | None = None
+    ) -> tuple[Float[Tensor, "b n d"], dict[int, Float[Tensor, "b n d"]], tuple[int, int]]:
+        """The tokens after the first `count` blocks (None: all), those after the blocks in `keep`, and the grid."""
         x, at = self.embed(x)
-        for block in self.blocks:
+        kept = {}
+        for i, block in enumerate(self.blocks):
+            if i == count:
+                break
             x = run_through(block, x, checkpointing=self.checkpointing, at=at)
+            if i in keep:
+                kept[i] = x
+        return x, kept, (at.shape[0], at.shape[1])
+
+    def last_norm(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:  # of all tokens, if one is pooled
         return x if self.global_pool == "avg" else self.norm(x)
 
     def forward_head(self, x: Float[Tensor, "b n d"], pre_logits: bool = False) -> Float[Tensor, "b k"]:
@@ -151,9 +164,6 @@ class ViT(nn.Module):
         outputs = pooled if pre_logits else [head(token) for head, token in zip(self.heads, pooled, strict=True)]
         return torch.stack(outputs).mean(dim=0)
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        return self.forward_head(self.forward_features(x))
-
     # As a backbone: `vision.models.features`
 
     @property
@@ -162,14 +172,8 @@ class ViT(nn.Module):
         info = {"num_chs": self.dim, "reduction": self.stem.reduction}
         return [info | {"module": f"blocks.{i}"} for i in range(len(self.blocks))]
 
-    def feature_maps(self, x: Float[Tensor, "b c h w"], indices: Sequence[int]) -> list[Float[Tensor, "b d i j"]]:
-        """The maps after the blocks `indices` (0 is the first), before any norm, in that order."""
-        x, at = self.embed(x)
-        maps = {}
-        for i, block in enumerate(self.blocks):
-            x = run_through(block, x, checkpointing=self.checkpointing, at=at)
-            maps[i] = x
-        return [rearrange(maps[i][:, self.prefix :], "b (i j) d -> b d i j", i=len(at)) for i in indices]
+    def as_map(self, x: Float[Tensor, "b n d"], size: tuple[int, int]) -> Float[Tensor, "b d i j"]:
+        return rearrange(x[:, self.prefix :], "b (i j) d -> b d i j", i=size[0])
 
     def keep_features(self, last: int) -> None:
         """Drops what the maps up to `last` do not need; only `feature_maps` works afterwards."""

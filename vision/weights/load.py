@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.errors import UserError
+from vision.models.backbone import Backbone
 from vision.models.features import Features
 from vision.rebuild import build, describe
 from vision.vocabulary import from_card
@@ -380,8 +381,8 @@ def used_with(weights: Weights, card: Mapping[str, Any] | None) -> tuple[list[st
     if weights.card is not None and card is not None:
         return [str(name) for name in card.get("classes") or ()], dict(card.get("preprocessing") or {})
     module: Any = weights.module
-    if isinstance(getattr(module, "classes", None), list):
-        return list(module.classes), dict(getattr(module, "preprocessing", {}))
+    if isinstance(module, Backbone) or isinstance(getattr(module, "classes", None), list):
+        return list(getattr(module, "classes", [])), dict(getattr(module, "preprocessing", {}))
     if weights.config:
         return transformers_classes(weights.config), transformers_preprocessing(weights.config, weights.processor)
     return [], timm_preprocessing(module) if module is not None and hasattr(module, "pretrained_cfg") else {}
