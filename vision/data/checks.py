@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 from vision.data.images import Header, find_images, find_unread, read_image
-from vision.data.pairing import Finding, Pair, bounds, couple, mismatched, no_pictures, read_list
-from vision.data.restoration_folders import find_splits, pair_folders, split_folders
+from vision.data.pairing import (
+    Finding,
+    Pair,
+    bounds,
+    couple,
+    find_splits,
+    mismatched,
+    no_pictures,
+    pair_folders,
+    read_list,
+    split_folders,
+)
 from vision.errors import ImageError, UserError
 
 Kind = Literal["pairs", "classes", "pictures"]

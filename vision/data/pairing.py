@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from vision.data.images import Header, find_images, find_unread, read_header, unread
+from vision.data.images import Header, find_images, find_unread, missing, read_header, unread
 from vision.errors import ImageError, UserError
 
 
@@ -32,6 +32,9 @@ COUPLES = (  # folders of degraded and of clean pictures, as data sets name them
     ("input", "target"), ("lq", "gt"), ("lr", "hr"), ("noisy", "clean"), ("blur", "sharp"), ("rainy", "clean"),
     ("rain", "norain"),
 )  # fmt: skip
+
+
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
 def couple(folder: Path) -> Pair | None:
@@ -73,6 +76,43 @@ def find_pairs(inputs: Path, targets: Path, root: Path | None = None) -> tuple[l
             if name not in others:
                 findings.append(Finding("no partner", paths[0], f"no picture of that name in {folder}"))
     return [Pair(found[0][name][0], found[1][name][0]) for name in sorted(found[0].keys() & found[1].keys())], findings
+
+
+def find_splits(folders: dict[str, Pair], root: Path | None) -> tuple[dict[str, list[Pair]], list[Finding]]:
+    """The pairs of each split, and what has no partner, or several; see :func:`find_pairs`."""
+    splits, findings = {}, []
+    for split, (degraded, clean) in folders.items():
+        splits[split], news = find_pairs(degraded, clean, root)
+        findings += news
+    return splits, findings
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folder of each split that has one; the root itself, as ``train``, where there is none.
+
+    Raises:
+        UserError: the root is no folder.
+    """
+    if not root.is_dir():
+        raise UserError(f"data folder {root} {missing(root)}; give an existing folder with pictures")
+    return {split: root / name for split, names in SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
+
+
+def pair_folders(root: Path) -> dict[str, Pair]:
+    """The folders of degraded and clean pictures of each split, see :func:`couple`.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    folders = {}
+    for split, folder in split_folders(root).items():
+        if (pair := couple(folder)) is None:
+            lacking = next(name for name in ("input", "target") if not (folder / name).is_dir())
+            raise UserError(
+                f"{folder / lacking} does not exist; put degraded pictures into input and clean ones of the same name into target"
+            )
+        folders[split] = pair
+    return folders
 
 
 def no_pictures(folder: Path, fix: str = "give a folder with pictures") -> str:

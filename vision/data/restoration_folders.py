@@ -13,17 +13,19 @@ from rich.progress import track
 from vision.data.augment import NO_MIXING, Mixing, hashed
 from vision.data.classification import check_fraction
 from vision.data.degradations import Degradation, GaussianNoise
-from vision.data.images import Header, find_images, find_unread, missing, unread
+from vision.data.images import Header, find_images, find_unread, unread
 from vision.data.pairing import (
     Finding,
     Pair,
     bounds,
     couple,
-    find_pairs,
+    find_splits,
     mismatched,
     no_pictures,
+    pair_folders,
     read_headers,
     read_list,
+    split_folders,
     summary,
     unreadable,
 )
@@ -34,7 +36,6 @@ from vision.errors import ImageError, UserError
 
 _MOST_MEMORY = 2**30  # bytes of decoded training pictures that are held; beyond, a picture is decoded for each patch
 Item = TypeVar("Item")  # a path, or a pair of them
-_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
 class PairedFolder(RestorationData):
@@ -215,43 +216,6 @@ def tell_unread(place: object, folders: Iterable[Path]) -> None:
     """Warn once of pictures of formats that are not read."""
     if others := unread([path for folder in folders for path in find_unread(folder)]):
         log.warning("%s: %s are passed over; convert them, for example to PNG", place, others)
-
-
-def find_splits(folders: dict[str, Pair], root: Path | None) -> tuple[dict[str, list[Pair]], list[Finding]]:
-    """The pairs of each split, and what has no partner, or several; see :func:`vision.data.pairing.find_pairs`."""
-    splits, findings = {}, []
-    for split, (degraded, clean) in folders.items():
-        splits[split], news = find_pairs(degraded, clean, root)
-        findings += news
-    return splits, findings
-
-
-def split_folders(root: Path) -> dict[str, Path]:
-    """The folder of each split that has one; the root itself, as ``train``, where there is none.
-
-    Raises:
-        UserError: the root is no folder.
-    """
-    if not root.is_dir():
-        raise UserError(f"data folder {root} {missing(root)}; give an existing folder with pictures")
-    return {split: root / name for split, names in _SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
-
-
-def pair_folders(root: Path) -> dict[str, Pair]:
-    """The folders of degraded and clean pictures of each split, see :func:`vision.data.pairing.couple`.
-
-    Raises:
-        UserError: one of them is missing.
-    """
-    folders = {}
-    for split, folder in split_folders(root).items():
-        if (pair := couple(folder)) is None:
-            lacking = next(name for name in ("input", "target") if not (folder / name).is_dir())
-            raise UserError(
-                f"{folder / lacking} does not exist; put degraded pictures into input and clean ones of the same name into target"
-            )
-        folders[split] = pair
-    return folders
 
 
 def split_off(splits: dict[str, list[Item]], names: Sequence[str], share: float, seed: int) -> None:

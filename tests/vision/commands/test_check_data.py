@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,17 @@ def test_notes_alone_give_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "[small].png" in capsys.readouterr().out, "names are no markup"
     assert code(str(tmp_path), "--tiny", "9") == 0
     assert "nothing to mend" in capsys.readouterr().out
+
+
+def test_it_starts_at_once(tmp_path: Path) -> None:
+    """Without torch and Lightning, whose import takes longer than most folders do."""
+    Image.new("RGB", (50, 50)).save(tmp_path / "a.png")
+    program = "import sys; from vision.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "check-data", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "nothing to mend" in done.stdout
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_folders_with_the_same_names_may_be_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
