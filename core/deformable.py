@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Literal, cast
 
 import torch
@@ -90,8 +91,8 @@ class DeformableAttention(nn.Module):
             raise ValueError(f"kernel={kernel} and stride={stride} give no offsets; use an odd kernel and a stride of 1 or more")
         if reference not in ("dat", "dat++"):
             raise ValueError(f"reference={reference!r} is unknown; use 'dat' or 'dat++'")
-        if offset_range is not None and not 0 < offset_range < math.inf:
-            raise ValueError(f"offset_range={offset_range} is not positive; use e.g. 2, or None for no bound")
+        if offset_range is not None and not (isinstance(offset_range, Real) and 0 < offset_range < math.inf):
+            raise ValueError(f"offset_range={offset_range!r} is not positive; use e.g. 2, or None for no bound")
         self.heads, self.groups, self.extent = heads, groups, tuple(extent)
         self.offset_range, self.reference = offset_range, reference
         width = dim // groups
@@ -126,7 +127,7 @@ class DeformableAttention(nn.Module):
             points = start + torch.stack(
                 [offsets[..., axis].tanh() * (self.offset_range / n) for axis, n in enumerate(spaces)], dim=-1
             )
-        return points.unflatten(0, (-1, self.groups))
+        return rearrange(points, "(b g) i j axes -> b g i j axes", g=self.groups)
 
     def sample(self, x: Float[Tensor, "b h w d"], points: Float[Tensor, "b g i j 2"]) -> Float[Tensor, "b i_j d"]:
         """The map between its cells, at each group's points; zeros beyond the map."""

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.coordinates import Places, by_axis, over_places
-from core.position.base import Position, Site
-from core.position.frequencies import geometric, precise
+from core.position.base import Position, Site, fill
+from core.position.frequencies import check_base, geometric, precise
 from core.position.lookup import read, refuse_outside
 
 SinusoidLayout = Literal["interleaved", "halves", "sincos"]
@@ -44,8 +44,7 @@ class Sinusoidal(Position):
         super().__init__(site)
         if layout not in ("interleaved", "halves", "sincos"):
             raise ValueError(f"layout={layout!r} is unknown; use 'interleaved', 'halves' or 'sincos'")
-        if base <= 1:
-            raise ValueError(f"base={base:g} is not above 1; use e.g. 10000")
+        check_base(base)
         if site.dim < 2 * site.axes:
             raise ValueError(f"dim={site.dim} has no room for a sine and a cosine an axis; use dim={2 * site.axes} or more")
         self.layout, self.base, self.columns_first = layout, base, columns_first
@@ -86,7 +85,7 @@ class Learned(Position):
             raise ValueError(f"extent={site.extent} gives Learned no table; give Site(extent=(n,)) or (h, w)")
         self.prefix = site.prefix if prefix else 0
         self.table = nn.Parameter(torch.empty(self.prefix + math.prod(site.extent), site.dim))
-        nn.init.trunc_normal_(self.table, std=std)
+        fill(self.table, std)
         self._resized: dict[tuple[int, ...], Tensor] = {}
         self._resized_from: Tensor | None = None
 

@@ -3,8 +3,10 @@ for many layers (`Shared`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import cast
 
 import torch.nn.functional as F
@@ -36,8 +38,9 @@ class Site:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extent", tuple(self.extent))  # a list would never equal the size of a grid
-        if self.dim < 1 or self.heads < 1 or self.prefix < 0 or any(size < 1 for size in self.extent):
-            raise ValueError(f"{self} has a size below 1 (prefix: below 0); use positive sizes")
+        sizes = (self.dim, self.heads, self.prefix + 1, *self.extent)
+        if not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+            raise ValueError(f"{self} has a size that is no whole number of 1 or more (prefix: 0 or more); use positive sizes")
 
     @property
     def head_dim(self) -> int:
@@ -196,6 +199,13 @@ class Shared(Position):
 
     def value(self, weights: Float[Tensor, "b h n m"], q_at: Tensor, k_at: Tensor) -> Float[Tensor, "b h n e"]:
         return self._held[0].value(weights, q_at, k_at)
+
+
+def fill(table: Tensor, std: float) -> None:
+    """Draws a new table. Raises: ValueError: a deviation that is none."""
+    if not isinstance(std, Real) or not 0 <= std < math.inf:
+        raise ValueError(f"std={std!r} is no finite number of 0 or more; use e.g. 0.02")
+    nn.init.trunc_normal_(table, std=std)
 
 
 def add_up(terms: list[Tensor]) -> Tensor:

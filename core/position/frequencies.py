@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,3 +19,9 @@ def precise(device: torch.device) -> torch.dtype:
 def geometric(steps: int, over: int, base: float, device: torch.device) -> Float[Tensor, " steps"]:
     """base ** (-i / over) for i = 0 .. steps - 1: the frequencies of a sinusoid, in radians a token."""
     return base ** (-torch.arange(steps, dtype=precise(device), device=device) / over)
+
+
+def check_base(base: Any) -> None:
+    """Raises ValueError: a base that makes no wavelengths."""
+    if not isinstance(base, Real) or not 1 < base < math.inf:
+        raise ValueError(f"base={base!r} is not a finite number above 1; use e.g. 10000")

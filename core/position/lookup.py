@@ -11,7 +11,7 @@ from torch import Tensor
 
 def look_up(table: Float[Tensor, "heads cells"], index: Int[Tensor, "*any"]) -> Float[Tensor, "heads *any"]:
     """Entries of each head: choosing columns of a small table is 5-10x faster than rows, then a transpose."""
-    return table.contiguous().index_select(1, index.flatten()).view(-1, *index.shape)
+    return table.contiguous().index_select(1, index.flatten()).view(table.shape[0], *index.shape)
 
 
 def read(table: Float[Tensor, "d cells"], size: tuple[int, ...], at: Float[Tensor, "*p axes"]) -> Float[Tensor, "d *p"]:
@@ -29,7 +29,7 @@ def read(table: Float[Tensor, "d cells"], size: tuple[int, ...], at: Float[Tenso
             cell = low[..., axis].long() + step
             weight = weight * (share[..., axis] if step else 1 - share[..., axis]) * ((cell >= 0) & (cell < cells))
             index = index * cells + cell.clamp(0, cells - 1)
-        total = total + table.index_select(1, index.flatten()).view(-1, *index.shape) * weight
+        total = total + table.index_select(1, index.flatten()).view(table.shape[0], *index.shape) * weight
     return total
 
 

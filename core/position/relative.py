@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from core.position.base import Position, Site, add_up, distances, distances_by_axis, pad_prefix, per_row
+from core.options import check_sizes
+from core.position.base import Position, Site, add_up, distances, distances_by_axis, fill, pad_prefix, per_row
 from core.position.lookup import look_up
 
 
@@ -30,13 +31,12 @@ class Shaw(Position):
 
     def __init__(self, site: Site, *, clip: int = 16, value: bool = True, std: float = 0.02) -> None:
         super().__init__(site)
-        if clip < 1:
-            raise ValueError(f"clip={clip} tells no distances apart; use 1 or more, e.g. 16")
+        check_sizes(clip=clip)
         self.clip = clip
         self.key_table = nn.Parameter(torch.empty(site.axes, 2 * clip + 1, site.head_dim))
         self.value_table = nn.Parameter(torch.empty(site.axes, 2 * clip + 1, site.head_dim)) if value else None
         for table in self.parameters():
-            nn.init.trunc_normal_(table, std=std)
+            fill(table, std)
 
     @property
     def hooks(self) -> frozenset[str]:
@@ -109,12 +109,13 @@ class T5Bias(Position):
 
     def __init__(self, site: Site, *, buckets: int = 32, max_distance: int = 128, std: float = 0.02) -> None:
         super().__init__(site)
+        check_sizes(buckets=buckets, max_distance=max_distance)
         if not site.causal and buckets % 2:
             raise ValueError(f"buckets={buckets} do not split over earlier and later keys; use {buckets - 1} or {buckets + 1}")
         self.bounds = bucket_bounds(buckets if site.causal else buckets // 2, max_distance)
         self.later = 0 if site.causal else buckets // 2
         self.table = nn.Parameter(torch.empty(site.axes, buckets, site.heads))
-        nn.init.trunc_normal_(self.table, std=std)
+        fill(self.table, std)
         self.register_buffer("_bounds", torch.empty(0), persistent=False)
         self.make_constants()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from core.coordinates import Places, by_axis, over_places
 from core.position.base import Position, Site
-from core.position.frequencies import geometric, precise
+from core.position.frequencies import check_base, geometric, precise
 
 RotaryLayout = Literal["interleaved", "half"]
 
@@ -33,10 +34,9 @@ class Rotary(Position):
         super().__init__(site)
         if layout not in ("interleaved", "half"):
             raise ValueError(f"layout={layout!r} is unknown; use 'interleaved' or 'half'")
-        if base <= 1:
-            raise ValueError(f"base={base:g} is not above 1; use e.g. 10000")
-        if not 0 < share <= 1:
-            raise ValueError(f"share={share:g} is not in 0 < share <= 1; use e.g. 0.5, or 1 for all channels")
+        check_base(base)
+        if not isinstance(share, Real) or not 0 < share <= 1:
+            raise ValueError(f"share={share!r} is not in 0 < share <= 1; use e.g. 0.5, or 1 for all channels")
         self.layout, self.base = layout, base
         self.turned = round(site.head_dim * share)
         pairs = 2 * site.axes

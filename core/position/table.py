@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from core.coordinates import Places
-from core.position.base import Position, Site, distances, pad_prefix
+from core.options import check_sizes
+from core.position.base import Position, Site, distances, fill, pad_prefix
 from core.position.lookup import look_up, read, refuse_outside
 
 
@@ -40,7 +41,7 @@ class RelativeTable(Position):
         own = site.prefix * (2 + site.prefix) if prefix else 0
         self.prefix_table = nn.Parameter(torch.empty(own, site.heads)) if own else None
         for table in self.parameters():
-            nn.init.trunc_normal_(table, std=std)
+            fill(table, std)
         self.register_buffer("index", torch.empty(0, dtype=torch.long), persistent=False)
         self.make_constants()
 
@@ -113,6 +114,9 @@ class ContinuousBias(Position):
         super().__init__(site)
         if not site.extent:
             raise ValueError("extent=() gives ContinuousBias no measure; give Site(extent=(n,)) or (h, w)")
+        check_sizes(hidden=hidden)
+        for size in pretrained_extent:
+            check_sizes(pretrained_extent=size)
         if pretrained_extent and len(pretrained_extent) != site.axes:
             raise ValueError(
                 f"pretrained_extent={tuple(pretrained_extent)} and extent={site.extent} differ in axes; give {site.axes} numbers"

@@ -353,10 +353,18 @@ def test_an_absolute_and_a_relative_kind_together_must_be_meant():
         refuse_double(both, Rotary(site))
 
 
-@pytest.mark.parametrize("site", [(0, 1), (4, 0), (4, 1, (3, 0)), (4, 1, (), False, -1)])
+@pytest.mark.parametrize("site", [(0, 1), (4, 0), (4, 1, (3, 0)), (4, 1, (), False, -1), (4, 2.5)])
+@pytest.mark.usefixtures("unchecked")
 def test_a_site_has_positive_sizes(site):
-    with pytest.raises(ValueError, match=r"Site\(dim=.* has a size below 1 \(prefix: below 0\); use positive sizes"):
+    with pytest.raises(ValueError, match=r"Site\(dim=.* has a size that is no whole number of 1 or more \(prefix: 0 or more\)"):
         Site(*site)
+
+
+@pytest.mark.parametrize("kind", [Learned, Shaw, T5Bias, RelativeTable])
+@pytest.mark.parametrize("std", [-1.0, math.nan])
+def test_a_table_is_not_drawn_with_a_deviation_that_is_none(kind, std):
+    with pytest.raises(ValueError, match=f"^std={std!r} is no finite number of 0 or more; use e.g. 0.02$"):
+        kind(Site(WIDTH, HEADS, (3, 4)), std=std)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -97,7 +97,7 @@ def test_prefix_gets_no_sinusoid():
     ("options", "message"),
     [
         ({"layout": "paper"}, "layout='paper' is unknown; use 'interleaved', 'halves' or 'sincos'"),
-        ({"base": 1.0}, "base=1 is not above 1; use e.g. 10000"),
+        ({"base": 1.0}, "base=1.0 is not a finite number above 1; use e.g. 10000"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -68,7 +68,7 @@ def test_shaw_value_keeps_off_the_prefix():
 
 
 def test_shaw_refuses():
-    with pytest.raises(ValueError, match="clip=0 tells no distances apart; use 1 or more"):
+    with pytest.raises(ValueError, match="clip=0 is too small; use 1 or more"):
         shaw(clip=0)
     with pytest.raises(ValueError, match="this Shaw has no value table; build it with value=True"):
         shaw(value=False).value(torch.rand(1, 2, 3, 3, dtype=torch.float64), line(3), line(3))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat, build_rotary_pos_embed
@@ -129,7 +131,8 @@ def test_gpt_neox_1003_transformers_25681_tables_in_low_precision(dtype):
         (8, 4, (2, 2), {}, "turns 2 channels, not a multiple of 4 .*; use dim=16"),
         (32, 4, (), {"share": 0.01}, "turns 0 channels, not a multiple of 2 .*; use share=0.25"),
         (32, 4, (), {"share": 1.5}, "share=1.5 is not in 0 < share <= 1; use e.g. 0.5, or 1 for all channels"),
-        (32, 4, (), {"base": 0.0}, "base=0 is not above 1; use e.g. 10000"),
+        (32, 4, (), {"base": 0.0}, "base=0.0 is not a finite number above 1; use e.g. 10000"),
+        (32, 4, (), {"base": math.nan}, "base=nan is not a finite number above 1; use e.g. 10000"),
         (32, 4, (), {"layout": "halves"}, "layout='halves' is unknown; use 'interleaved' or 'half'"),
     ],
 )

@@ -228,3 +228,7 @@ def test_continuous_bias_refuses():
         continuous(())
     with pytest.raises(ValueError, match=r"pretrained_extent=\(8,\) and extent=\(4, 4\) differ in axes; give 2 numbers"):
         continuous((4, 4), pretrained_extent=(8,))
+    with pytest.raises(ValueError, match=r"pretrained_extent=0 is too small; use 1 or more"):
+        continuous((4, 4), pretrained_extent=(0, 8))
+    with pytest.raises(ValueError, match=r"hidden=0 is too small; use 1 or more"):
+        continuous((4, 4), hidden=0)

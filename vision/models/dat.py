@@ -6,19 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import Attention, Block, LayerNorm, Mlp, RelativeTable, Site, drop_path_rates
+from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.deformable import DeformableAttention, Reference
 from core.neighbourhood import NeighbourhoodAttention
-from core.options import remember_options
-from core.window import WindowAttention, lay_out
+from core.options import check_makers, hidden_width, remember_options
+from core.window import WindowAttention
 from vision.models.dat_convolutions import ConvMlp, Downsampling, OverlappingStem, PerceptionBlock
-from vision.models.pyramid import Pyramid, Stage, check_stages
+from vision.models.pyramid import Pyramid, Stage, check_series, check_stages
 from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
 
 
@@ -35,7 +36,8 @@ class DAT(Pyramid):
         dim: width of the first stage; each stage doubles it.
         depths, heads: blocks and attention heads of each stage.
         groups, strides, kernels: of the offsets of each stage, see `core.DeformableAttention`.
-        window_size: side of windows and neighbourhoods, in tokens, of all stages or of each.
+        window_size: side of windows and neighbourhoods, in tokens, of all stages or of each; windows larger than a map stay as
+            large, and the map is padded to them.
         mlp_ratio: hidden width of the FFN over that of the stage.
         kinds: attention of each stage's blocks, repeated to its depth: L local windows, S the same shifted by half a window
             rounded up, N neighbourhoods, D deformable.
@@ -45,6 +47,7 @@ class DAT(Pyramid):
             PatchEmbedding, with convolutions OverlappingStem.
         norm: makes each norm from its width.
         drop_path_rate: of the last block, growing linearly from 0.
+        position: refused: each attention has the table that was published with it.
     """
 
     @remember_options
@@ -70,20 +73,23 @@ class DAT(Pyramid):
         stem: Callable[[int, int, int], nn.Module] | None = None,
         norm: Callable[[int], nn.Module] = LayerNorm,
         drop_path_rate: float = 0.0,
+        position: Callable[[Site], Position] | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim)
+        if position is not None:
+            raise ValueError(
+                "DAT takes no position: its attentions have the tables published with them; leave it out, or use Swin"
+            )
+        check_sizes(img_size=img_size, patch_size=patch_size, in_chans=in_chans, dim=dim)
+        check_series("depths", depths)
         stages = len(depths)
-        windows = (window_size,) * stages if isinstance(window_size, int) else tuple(window_size)
-        per_stage = {"heads": heads, "groups": groups, "strides": strides, "kernels": kernels, "kinds": kinds}
-        check_stages(depths, **per_stage, window_size=windows)
-        for size in windows:
-            lay_out((size, size), (size, size))  # refuses windows without tokens
-        wrong = next((kind for kind in kinds if not kind or set(kind) - set("LSND")), None)
-        if wrong is not None:
-            raise ValueError(f"kinds has {wrong!r}, which is not made of L, S, N and D; use e.g. 'LD'")
+        windows = (window_size,) * stages if isinstance(window_size, Integral) else window_size
+        check_stages(depths, heads=heads, groups=groups, strides=strides, kernels=kernels, window_size=windows)
+        check_kinds(kinds, windows, kernels)
+        check_makers(norm=norm)
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (stages - 1)
-        stem = stem or (OverlappingStem if convolutions else PatchEmbedding)
+        stem = (OverlappingStem if convolutions else PatchEmbedding) if stem is None else stem
+        check_makers(stem=stem)
         self.stem, self.embed_norm = stem(in_chans, dim, patch_size), norm(dim)
         rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         make_block, make_ffn = (PerceptionBlock, ConvMlp) if convolutions else (Block, Mlp)
@@ -109,7 +115,7 @@ class DAT(Pyramid):
             }
             blocks = []
             for j in range(depth):
-                attention, ffn = makers[kinds[i][j % len(kinds[i])]](), make_ffn(width, int(width * mlp_ratio))
+                attention, ffn = makers[kinds[i][j % len(kinds[i])]](), make_ffn(width, hidden_width(width, mlp_ratio=mlp_ratio))
                 blocks.append(make_block(width, attention, ffn, norm=norm, drop_path=next(rates)))
             downsampling = Downsampling(width // 2, 3 if convolutions else 2, norm) if i else nn.Identity()
             self.stages.append(Stage(downsampling, blocks))
@@ -123,6 +129,19 @@ class DAT(Pyramid):
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
         check_pictures(x, self.in_chans)
         return self.embed_norm(rearrange(self.stem(x), "b d i j -> b i j d"))
+
+
+def check_kinds(kinds: Sequence[str], windows: Sequence[int], kernels: Sequence[int]) -> None:
+    """Raises ValueError: unknown kinds of attention, or even sides where a kind needs a middle."""
+    check_series("kinds", kinds)
+    if len(kinds) != len(windows):
+        raise ValueError(f"kinds={tuple(kinds)} are not for {len(windows)} stages; give each one a stage")
+    for kind, window, kernel in zip(kinds, windows, kernels, strict=True):
+        if not isinstance(kind, str) or not kind or set(kind) - set("LSND"):
+            raise ValueError(f"kinds has {kind!r}, which is not made of L, S, N and D; use e.g. 'LD'")
+        for letter, name, side in (("N", "window_size", window), ("D", "kernels", kernel)):
+            if letter in kind and side % 2 == 0:
+                raise ValueError(f"{name}={side} of a stage of kind {kind!r} has no middle; use an odd one such as {side + 1}")
 
 
 def windowed(dim: int, heads: int, window: int, *, shift: int) -> WindowAttention:

@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core import LayerNorm, Position, Sinusoidal, Site, grid, require_hooks
-from core.options import remember_options
+from core.options import check_sizes, remember_options
+from core.position import make_position
 from vision.models.features import Features
+from vision.models.stem import is_pair
 
 
 class ImageEncoder(nn.Module):
@@ -44,9 +46,12 @@ class ImageEncoder(nn.Module):
         self.features = Features(backbone, [index])
         channels = self.features.feature_info.channels()[0]
         self.dim = channels if dim is None else dim
+        check_sizes(dim=self.dim)
+        if not is_pair(extent):
+            raise ValueError(f"extent={extent!r} is not rows and columns; use e.g. (14, 14)")
         self.norm = LayerNorm(channels)
         self.proj = nn.Identity() if self.dim == channels else nn.Linear(channels, self.dim)
-        self.position = position(Site(self.dim, 1, extent=extent))
+        self.position = make_position(position, Site(self.dim, 1, extent=extent))
         require_hooks(self.position, "ImageEncoder", frozenset({"embed"}))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

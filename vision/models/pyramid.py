@@ -11,16 +11,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.block import run_through
+from core.options import check_sizes
 from vision.models.backbone import Backbone
+from vision.models.stem import check_classes
 
 
-def check_stages(depths: Sequence[int], **per_stage: Sequence[Any]) -> None:
-    """Raises ValueError: options that do not give each stage its own, or less than no blocks."""
-    for name, values in per_stage.items():
-        if len(values) != len(depths) or not depths:
+def check_stages(depths: Sequence[int], **per_stage: Sequence[int]) -> None:
+    """Raises ValueError: options that do not give each stage a whole number of its own, or no blocks at all."""
+    for name, values in {"depths": depths, **per_stage}.items():
+        check_series(name, values)
+        if len(values) != len(depths):
             raise ValueError(f"depths={tuple(depths)} and {name}={tuple(values)} differ in stages; give each one a stage")
-    if min(depths) < 0:
-        raise ValueError(f"depths={tuple(depths)} are not all 0 or more; use e.g. (2, 2, 6, 2)")
+        for value in values:
+            check_sizes(0 if name == "depths" else 1, **{name: value})
+    if not any(depths):
+        raise ValueError(f"depths={tuple(depths)} leave no blocks; use e.g. (2, 2, 6, 2)")
+
+
+def check_series(name: str, values: Any) -> None:
+    """Raises ValueError: one value, or a text, where each stage has its own."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name}={values!r} is not one value a stage; give a tuple of them")
 
 
 class Stage(nn.Module):
@@ -52,8 +63,7 @@ class Pyramid(Backbone):
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
         """A new, untrained head for `num_classes` classes (0: none). There is one pooling, the mean ("avg")."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
+        check_classes(num_classes)
         if global_pool != "avg":
             raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; use 'avg'")
         self.num_classes = num_classes

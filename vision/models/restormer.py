@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from core import BiasFreeNorm, Block, ChannelAttention, GatedConvFfn, LayerNorm
 from core.block import run_through
 from core.convolution import Conv3x3
-from core.options import remember_options
+from core.options import check_makers, check_sizes, hidden_width, remember_options
 from vision.models.padding import reflect_to_multiple
+from vision.models.pyramid import check_series, check_stages
 from vision.models.restormer_stream import stream, stream_memory
+from vision.models.stem import check_pictures
 
 
 class Down(nn.Module):
@@ -90,9 +92,12 @@ class Restormer(nn.Module):
         dual_pixel: bool = False,
     ) -> None:
         super().__init__()
+        check_sizes(in_chans=in_chans, dim=dim)
+        check_sizes(0, refinement=refinement)
+        check_makers(norm=norm)
         self.in_chans, self.dim, self.dual_pixel = in_chans, dim, dual_pixel
-        self.out_chans = out_chans or (in_chans // 2 if dual_pixel else in_chans)
-        check_sizes(self, depths, heads)
+        self.out_chans = (in_chans // 2 if dual_pixel else in_chans) if out_chans is None else out_chans
+        check_levels(self, depths, heads)
 
         def blocks(level: int, width: int, depth: int) -> nn.Sequential:
             return nn.Sequential(
@@ -100,7 +105,7 @@ class Restormer(nn.Module):
                     Block(
                         width,
                         ChannelAttention(width, heads[level], bias=bias),
-                        GatedConvFfn(width, int(width * ffn_ratio), bias=bias),
+                        GatedConvFfn(width, hidden_width(width, ffn_ratio=ffn_ratio), bias=bias),
                         norm=norm,
                     )
                     for _ in range(depth)
@@ -161,11 +166,14 @@ class Restormer(nn.Module):
         return stream_memory(self, shape, rows)
 
 
-def check_sizes(model: Restormer, depths: Sequence[int], heads: Sequence[int]) -> None:
+def check_levels(model: Restormer, depths: Sequence[int], heads: Sequence[int]) -> None:
     if model.dim < 2 or model.dim % 2:
         raise ValueError(f"dim={model.dim} does not halve between the levels; use an even number such as 48")
+    check_series("depths", depths)
+    check_series("heads", heads)
     if len(depths) != 4 or len(heads) != 4:
         raise ValueError(f"depths={list(depths)} and heads={list(heads)} are for 4 levels; give 4 numbers each")
+    check_stages(depths, heads=heads)
     if not model.dual_pixel and model.out_chans != model.in_chans:
         raise ValueError(
             f"out_chans={model.out_chans} differs from in_chans={model.in_chans}, and the result is added to the picture; "
@@ -176,9 +184,9 @@ def check_sizes(model: Restormer, depths: Sequence[int], heads: Sequence[int]) -
 
 
 def check_picture(model: Restormer, x: Tensor) -> None:
-    if x.ndim != 4 or x.shape[1] != model.in_chans or 0 in x.shape:
-        fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
-        raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {model.in_chans} h w; convert them, or {fix}")
+    check_pictures(x, model.in_chans)
+    if not len(x):
+        raise ValueError(f"pictures of shape {tuple(x.shape)} are none; give one at least")
 
 
 def restormer(**options: Any) -> Restormer:

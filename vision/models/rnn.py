@@ -24,7 +24,7 @@ from core import ScoredAttention, SoftSelection
 from core.dropout import Dropout
 from core.embedding import TokenEmbedding
 from core.mask import padding
-from core.options import remember_options
+from core.options import check_makers, check_shares, check_sizes, remember_options
 from core.rows import MemoryReal, Real, as_real
 from core.selection import Scores
 
@@ -53,6 +53,7 @@ class RNNEncoder(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
+        check_network(dim, layers, cell, dropout)
         if dim % 2:
             raise ValueError(f"dim={dim} is odd, and both directions have a half; use dim={dim + 1}")
         self.dim = dim
@@ -102,6 +103,11 @@ class RNNDecoder(nn.Module):
         tied: bool = True,
     ) -> None:
         super().__init__()
+        check_network(dim, layers, cell, dropout)
+        check_sizes(memory_dim=memory_dim)
+        check_makers(select=select)
+        if score is not None:
+            check_makers(score=score)
         self.dim, self.memory_dim, self.layers = dim, memory_dim, layers
         self.embedding = TokenEmbedding(vocabulary, dim)
         self.dropout = Dropout(dropout)
@@ -161,6 +167,8 @@ class RNNDecoder(nn.Module):
             return cache
         if cache is not None and cache.memory is not None:
             raise ValueError("the cache has its memory already; pass memory=None, or a new cache for a new memory")
+        if memory.ndim != 3 or memory.shape[2] != self.memory_dim:
+            raise ValueError(f"memory of shape {tuple(memory.shape)} is not b m {self.memory_dim}; use an encoder of that width")
         seen = StateCache(len(memory)) if cache is None else cache
         if real is not None:
             seen.mask = as_real(real, *memory.shape[:2])
@@ -210,6 +218,13 @@ class StateCache:
         """As `select`, where each new row has the memory of the row before at its place (beams of one sentence)."""
         self.state = tuple(part.index_select(1, rows) for part in self.state)
         self.batch = len(rows)
+
+
+def check_network(dim: int, layers: int, cell: Callable[[int, int], nn.Module], dropout: float) -> None:
+    """Raises ValueError: an option that no recurrent network can be built with."""
+    check_sizes(dim=dim, layers=layers)
+    check_makers(cell=cell)
+    check_shares(dropout=dropout)
 
 
 def recurrent(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+import core.options
 from vision.errors import UserError
 from vision.hub import check_name, published
 
@@ -25,8 +26,7 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
         super().__init__()
-        if patch_size < 1:
-            raise ValueError(f"patch_size={patch_size} is not positive; use e.g. 16")
+        check_sizes(patch_size=patch_size)
         self.reduction = patch_size
         self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
 
@@ -87,7 +87,9 @@ class CNNStem(nn.Module):
         except (RuntimeError, AttributeError, AssertionError) as error:
             raise UserError(f"{name} gives no feature maps; use a CNN such as resnet18") from error
         if patch_size not in sizes:
-            raise UserError(f"{name} has no map of {patch_size} pixels a cell; use patch_size={' or '.join(map(str, sizes))}")
+            raise UserError(
+                f"{name} has no map of {patch_size} pixels a cell; use patch_size={' or '.join(map(str, dict.fromkeys(sizes)))}"
+            )
         self.reduction = patch_size
         options: dict[str, Any] = {"features_only": True, "out_indices": (sizes.index(patch_size),), "in_chans": in_chans}
         make: Any = (
@@ -102,22 +104,31 @@ class CNNStem(nn.Module):
         return self.proj(self.cnn(pad_to_multiple(x, self.reduction))[0])
 
 
+SQUARE = {"img_size": "pictures of any size are taken", "patch_size": "patches are square"}
+
+
 def check_sizes(**sizes: Any) -> None:
-    """Raises ValueError: a size of a model that is no whole number of at least 1."""
-    for name, size in sizes.items():
-        if not isinstance(size, Integral):
-            fix = f"{max(size)}: pictures of any size are taken" if name == "img_size" and is_pair(size) else "1 or more"
-            raise ValueError(f"{name}={size!r} is not one whole number; use {fix}")
-        if size < 1:
-            raise ValueError(f"{name}={size} is too small; use 1 or more")
+    """Raises ValueError: a size of a model that is no whole number of at least 1; rows and columns where one side is meant."""
+    for name, why in SQUARE.items():
+        if is_pair(size := sizes.get(name)):
+            raise ValueError(f"{name}={size!r} is not one whole number; use {max(size)}: {why}")
+    core.options.check_sizes(**sizes)
 
 
 def is_pair(size: Any) -> bool:
-    return isinstance(size, (list, tuple)) and len(size) > 0 and all(isinstance(side, Integral) for side in size)
+    return isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, Integral) for side in size)
+
+
+def check_classes(num_classes: int) -> None:
+    """Raises ValueError: no number of classes."""
+    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 0:
+        raise ValueError(f"num_classes={num_classes!r} is no number of classes; use 0 for features, or 1 or more")
 
 
 def check_pictures(x: Tensor, in_chans: int) -> None:
     """Refuses what no stem of `in_chans` channels takes."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"pictures as {type(x).__name__} are no tensor; give torch's, of floats b {in_chans} h w")
     if x.ndim != 4 or x.shape[1] != in_chans or 0 in x.shape[2:]:
         fix = f"build the model with in_chans={x.shape[1]}" if x.ndim == 4 else "add the batch with x[None]"
         raise ValueError(f"pictures of shape {tuple(x.shape)} are not b {in_chans} h w; convert them, or {fix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from einops import rearrange
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.block import NormOrder
-from core.options import remember_options
-from core.position import require_hooks
-from core.window import Padding, WindowAttention, lay_out, pad_to_multiple
+from core.options import check_makers, check_shares, hidden_width, remember_options
+from core.position import make_position, require_hooks
+from core.window import Padding, WindowAttention, pad_to_multiple
 from vision.models.pyramid import Pyramid, Stage, check_stages
-from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
+from vision.models.stem import PatchEmbedding, check_pictures, check_sizes, is_pair
 from vision.models.vit import init_weights
 
 
@@ -88,8 +89,10 @@ class Swin(Pyramid):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim)
+        check_sizes(img_size=img_size, patch_size=patch_size, in_chans=in_chans, dim=dim)
         check_stages(depths, heads=heads)
+        check_makers(stem=stem, norm=norm)
+        check_shares(drop_rate=drop_rate)
         self.in_chans, self.dim, self.num_features = in_chans, dim, dim * 2 ** (len(depths) - 1)
         self.stem, self.stem_norm = stem(in_chans, dim, patch_size), norm(dim)
         windows = stage_windows(window_size, img_size, self.stem.reduction, len(depths))
@@ -100,7 +103,7 @@ class Swin(Pyramid):
             half_h, half_w = (0 if padding == "roll_then_pad" and size == side else size // 2 for size in window)
             blocks = []
             for j in range(depth):
-                place = (position or self.default_position)(Site(width, stage_heads, extent=window))
+                place = make_position(position or self.default_position, Site(width, stage_heads, extent=window))
                 require_hooks(place, type(self).__name__, ("rotate", "bias", "value"))
                 blocks.append(
                     Block(
@@ -108,7 +111,7 @@ class Swin(Pyramid):
                         WindowAttention(
                             self.attention(place), window, shift=(half_h, half_w) if j % 2 else (0, 0), padding=padding
                         ),
-                        Mlp(width, int(width * mlp_ratio), dropout=drop_rate),
+                        Mlp(width, hidden_width(width, mlp_ratio=mlp_ratio), dropout=drop_rate),
                         norm=norm,
                         order=self.order,
                         drop_path=next(rates),
@@ -141,8 +144,11 @@ class Swin(Pyramid):
 
 def stage_windows(window_size: int | tuple[int, int], img_size: int, reduction: int, stages: int) -> list[tuple[int, int]]:
     """The windows of each stage: of `window_size`, or as large as the map of a picture of `img_size` if that is less."""
-    h, w = (window_size, window_size) if isinstance(window_size, int) else window_size
-    lay_out((h, w), (h, w))  # refuses windows without tokens
+    pair = (window_size, window_size) if isinstance(window_size, Integral) else window_size
+    if not is_pair(pair):
+        raise ValueError(f"window_size={window_size!r} is neither one whole number nor rows and columns; use e.g. 7 or (7, 7)")
+    h, w = pair
+    check_sizes(window_size=min(h, w))
     sides = [math.ceil(img_size / (reduction * 2**i)) for i in range(stages)]
     return [(min(h, side), min(w, side)) for side in sides]
 

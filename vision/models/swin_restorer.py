@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.block import run_through
 from core.convolution import Conv3x3
-from core.options import remember_options
-from core.position import require_hooks
+from core.options import check_makers, check_sizes, hidden_width, remember_options
+from core.position import make_position, require_hooks
 from core.window import WindowAttention
 from vision.models.padding import reflect_to_multiple
+from vision.models.pyramid import check_stages
 from vision.models.stem import check_pictures
 from vision.models.vit import init_weights
 
@@ -92,6 +93,11 @@ class SwinRestorer(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(in_chans=in_chans, dim=dim, heads=heads, window_size=window_size, scale=scale)
+        check_stages(depths)
+        if enlarge_dim is not None:
+            check_sizes(enlarge_dim=enlarge_dim)
+        check_makers(norm=norm)
         if scale != 1 and scale not in FACTORS:
             raise ValueError(f"scale={scale} is not a size that pixels are made for; use 1, 2, 3 or 4")
         if window_size < 2:
@@ -100,11 +106,11 @@ class SwinRestorer(nn.Module):
         rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
 
         def block(shift: int) -> Block:
-            place = position(Site(dim, heads, extent=(window_size, window_size)))
+            place = make_position(position, Site(dim, heads, extent=(window_size, window_size)))
             require_hooks(place, "SwinRestorer", ("rotate", "bias", "value"))
             attention = Attention(dim, heads, position=place)
             windows = WindowAttention(attention, (window_size, window_size), shift=(shift, shift))
-            return Block(dim, windows, Mlp(dim, int(dim * mlp_ratio)), norm=norm, drop_path=next(rates))
+            return Block(dim, windows, Mlp(dim, hidden_width(dim, mlp_ratio=mlp_ratio)), norm=norm, drop_path=next(rates))
 
         self.embed, self.embed_norm = Conv3x3(in_chans, dim, bias=True), norm(dim)
         self.groups = nn.ModuleList(Group(dim, [block(j % 2 * (window_size // 2)) for j in range(depth)]) for depth in depths)

@@ -3,8 +3,10 @@ arXiv:2111.09883)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -43,7 +45,9 @@ class FinetunedBias(ContinuousBias):
     """
 
     def __init__(self, site: Site, *, share: float) -> None:
-        super().__init__(site, pretrained_extent=tuple(round(size * share) for size in site.extent))
+        if not isinstance(share, Real) or not 0 < share < math.inf:
+            raise ValueError(f"share={share!r} is not positive; use e.g. 12/16")
+        super().__init__(site, pretrained_extent=tuple(max(1, round(size * share)) for size in site.extent))
 
 
 class SwinV2(Swin):

@@ -13,11 +13,13 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+import core.options
 from core import Attention, Block, LayerNorm, Learned, Mlp, Position, Shared, Site, drop_path_rates, grid
 from core.block import run_through
-from core.options import remember_options
+from core.options import check_makers, check_shares, hidden_width, remember_options
+from core.position import make_position
 from vision.models.backbone import Backbone
-from vision.models.stem import PatchEmbedding, check_pictures, check_sizes
+from vision.models.stem import PatchEmbedding, check_classes, check_pictures, check_sizes
 
 
 def layer_norm(dim: int, eps: float = 1e-6) -> nn.Module:
@@ -68,23 +70,26 @@ class ViT(Backbone):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(img_size=img_size, in_chans=in_chans, dim=dim, depth=depth, heads=heads)
-        check_sizes(**{"dim * mlp_ratio": int(dim * mlp_ratio), "1 + reg_tokens": 1 + reg_tokens})
+        check_sizes(img_size=img_size, patch_size=patch_size, in_chans=in_chans, dim=dim, depth=depth, heads=heads)
+        core.options.check_sizes(0, reg_tokens=reg_tokens)
         check_pooling(global_pool, class_tokens)
+        check_makers(stem=stem, norm=norm)
+        check_shares(drop_rate=drop_rate)
+        hidden = hidden_width(dim, mlp_ratio=mlp_ratio)
         self.global_pool, self.class_tokens, self.prefix = global_pool, class_tokens, class_tokens + reg_tokens
         self.dim = self.num_features = dim
         self.in_chans = in_chans
         self.stem = cast("Any", stem(in_chans, dim, patch_size))
         side = math.ceil(img_size / self.stem.reduction)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, dim)) if self.prefix else None
-        self.position = position(Site(dim, heads, extent=(side, side), prefix=self.prefix))
+        self.position = make_position(position, Site(dim, heads, extent=(side, side), prefix=self.prefix))
         # One position for all blocks; a kind that only embeds has nothing to do there.
         in_blocks = Shared(self.position) if self.position.hooks - {"embed"} else None
         self.blocks = nn.ModuleList(
             Block(
                 dim,
                 Attention(dim, heads, position=in_blocks),
-                Mlp(dim, int(dim * mlp_ratio), dropout=drop_rate),
+                Mlp(dim, hidden, dropout=drop_rate),
                 norm=norm,
                 drop_path=rate,
                 layer_scale=init_values,
@@ -101,8 +106,7 @@ class ViT(Backbone):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """New, untrained heads for `num_classes` classes (0: none); `global_pool` changes the pooling too."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} is negative; use 0 for features, or the number of classes")
+        check_classes(num_classes)
         if global_pool is not None:
             check_pooling(global_pool, self.class_tokens)
             self.global_pool = global_pool

@@ -11,7 +11,6 @@ from safetensors import safe_open
 from torch import nn
 
 import vision
-from vision.errors import UserError
 from vision.models import DAT
 from vision.models.dat import PLUS
 from vision.rebuild import build, describe
@@ -128,14 +127,24 @@ def test_reset_classifier_is_remembered_and_the_model_is_built_again():
     ("options", "message"),
     [
         ({"heads": (1, 2)}, r"depths=\(2, 2, 2, 2\) and heads=\(1, 2\) differ in stages; give each one a stage"),
-        ({"depths": (2, 2, -1, 2)}, r"depths=\(2, 2, -1, 2\) are not all 0 or more"),
-        ({"window_size": 0}, r"window=\(0, 0\) holds no tokens; use positive sizes such as \(7, 7\)"),
+        ({"depths": (2, 2, -1, 2)}, r"depths=-1 is too small; use 0 or more"),
+        ({"window_size": 0}, r"window_size=0 is too small; use 1 or more"),
+        ({"window_size": "7"}, r"window_size='7' is not one value a stage; give a tuple of them"),
+        ({"window_size": (7, 7)}, r"depths=\(2, 2, 2, 2\) and window_size=\(7, 7\) differ in stages"),
+        ({"kernels": (9, 7, 4, 3)}, r"kernels=4 of a stage of kind 'LD' has no middle; use an odd one such as 5"),
+        (
+            {"kinds": ("LS", "LS", "ND", "LD"), "window_size": 4},
+            r"window_size=4 of a stage of kind 'ND' has no middle; use an odd",
+        ),
+        ({"kinds": "LD"}, r"kinds='LD' is not one value a stage; give a tuple of them"),
+        ({"kinds": ("LD", "LD")}, r"kinds=\('LD', 'LD'\) are not for 4 stages; give each one a stage"),
+        ({"offset_range": "2"}, r"offset_range='2' is not positive; use e.g. 2, or None for no bound"),
         ({"kinds": ("LX", "LS", "LD", "LD")}, r"kinds has 'LX', which is not made of L, S, N and D; use e.g. 'LD'"),
-        ({"num_classes": -1}, r"num_classes=-1 is negative; use 0 for features"),
+        ({"num_classes": -1}, r"num_classes=-1 is no number of classes; use 0 for features"),
         ({"convolutions": True, "patch_size": 8}, r"patch_size=8 is not 4, which OverlappingStem's two strides of 2 make"),
     ],
 )
-def test_wrong_options_name_the_rule_and_the_fix(options, message):
+def test_wrong_options_name_the_rule_and_the_fix(options, message, unchecked):
     with pytest.raises(ValueError, match=message):
         small("dat", **options)
 
@@ -147,5 +156,10 @@ def test_wrong_pictures_and_poolings_name_the_rule_and_the_fix(unchecked):
         small("dat")(torch.randn(1, 1, 8, 8))
     with pytest.raises(ValueError, match=r"global_pool='max' is unknown to DAT; use 'avg'"):
         small("dat").reset_classifier(2, "max")
-    with pytest.raises(UserError, match=r"DAT has no option position"):
-        vision.create_model("dat_tiny", position=None)
+    with pytest.raises(ValueError, match=r"pictures as list are no tensor; give torch's, of floats b 3 h w"):
+        small("dat")([1])
+
+
+@pytest.mark.parametrize("kind", ["dat", "dat++"])
+def test_a_batch_may_be_empty(kind):
+    assert small(kind)(torch.randn(0, 3, 32, 32)).shape == (0, 5)

@@ -74,8 +74,14 @@ def test_plain_values_build_it_again_and_every_parameter_learns():
     assert not still
 
 
-def test_errors():
+def test_errors(unchecked):
     with pytest.raises(ValueError, match=r"^Rotary works through rotate, which ImageEncoder never calls; use a kind that works"):
         ImageEncoder(BACKBONES["vit"](), position=Rotary)
+    for options, told in (
+        ({"dim": 0}, "dim=0 is too small"),
+        ({"extent": (1, 2, 3)}, r"extent=\(1, 2, 3\) is not rows and columns"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            ImageEncoder(BACKBONES["vit"](), **options)
     with pytest.raises(ValueError, match=r"^pictures have no padding and are not packed; leave real and segments out$"):
         ImageEncoder(BACKBONES["vit"]())(torch.zeros(1, 1, 32, 32), real=torch.tensor([3]))

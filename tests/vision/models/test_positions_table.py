@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import core
-import vision
 from core import Decoder, Encoder, EncoderDecoder
-from vision.models import Swin, SwinV2, ViT
+from vision.models import DAT, Swin, SwinV2, ViT
 
 KINDS = ("Sinusoidal", "Learned", "Shaw", "T5Bias", "Alibi", "Rotary", "RelativeTable", "ContinuousBias", "Position")
 EMBEDS_ONLY = "works through embed, which {host} never calls; use a kind that works through rotate or bias or value"
-NO_OPTION = "DAT has no option position"
+NO_OPTION = "DAT takes no position: its attentions have the tables published with them; leave it out, or use Swin"
 TRAINED = "trained"
 
 # Model -> kind -> TRAINED, or the reason of the refusal. `Position` is none at all.
@@ -46,7 +45,7 @@ BUILD: dict[str, Callable[..., nn.Module]] = {
     "ViT": partial(ViT, img_size=16, patch_size=4, in_chans=1, num_classes=3, dim=16, depth=2, heads=2, mlp_ratio=1.0),
     "Swin": partial(Swin, **PYRAMID, window_size=4, mlp_ratio=1.0),
     "SwinV2": partial(SwinV2, **PYRAMID, window_size=4, mlp_ratio=1.0),
-    "DAT": partial(vision.create_model, "dat_tiny"),  # told by name: a class of ours would raise Python's own TypeError
+    "DAT": partial(DAT, **PYRAMID),
     "EncoderDecoder": sequence_model,
 }
 CASES = [(model, kind) for model in TABLE for kind in KINDS]

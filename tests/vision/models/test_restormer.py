@@ -265,6 +265,13 @@ def test_is_rebuilt_from_plain_values():
         ({"depths": (1, 1)}, r"depths=\[1, 1\] and heads=\[1, 2, 4, 8\] are for 4 levels; give 4 numbers each"),
         ({"out_chans": 1}, r"out_chans=1 differs from in_chans=3, and the result is added to the picture; leave out_chans away"),
         ({"dual_pixel": True}, r"in_chans=3 are not two views; with dual_pixel=True use 6 \(left RGB, right RGB\)"),
+        ({"in_chans": "3"}, r"in_chans='3' is not one whole number; use 1 or more"),
+        ({"out_chans": 0}, r"out_chans=0 differs from in_chans=3"),
+        ({"depths": (1, 1, -1, 1)}, r"depths=-1 is too small; use 0 or more"),
+        ({"refinement": -1}, r"refinement=-1 is too small; use 0 or more"),
+        ({"heads": 2}, r"heads=2 is not one value a stage; give a tuple of them"),
+        ({"ffn_ratio": "2"}, r"ffn_ratio='2' leaves dim=48 no width inside its feed-forward network"),
+        ({"norm": None}, r"norm=None makes nothing; give a class"),
         ({"dim": 6, "heads": (4, 1, 1, 1)}, r"dim=6 does not split over heads=4; use dim=4 or heads=3"),
     ],
 )
@@ -279,6 +286,7 @@ def test_errors_of_options(options, message):
     [
         ((1, 1, 8, 8), r"pictures of shape \(1, 1, 8, 8\) are not b 3 h w; convert them, or build the model with in_chans=1"),
         ((3, 8, 8), r"pictures of shape \(3, 8, 8\) are not b 3 h w; convert them, or add the batch with x\[None\]"),
+        ((0, 3, 8, 8), r"pictures of shape \(0, 3, 8, 8\) are none; give one at least"),
         ((1, 3, 0, 8), r"pictures of shape \(1, 3, 0, 8\) are not b 3 h w"),
     ],
 )

@@ -152,6 +152,22 @@ def test_every_parameter_learns():
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in made.parameters())
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dim": 0}, "dim=0 is too small; use 1 or more"),
+        ({"layers": 0}, "layers=0 is too small; use 1 or more"),
+        ({"cell": "GRU"}, "cell='GRU' makes nothing; give a class"),
+        ({"dropout": 2}, "dropout=2 is not in 0 <= dropout < 1; use e.g. 0.1"),
+    ],
+)
+@pytest.mark.parametrize("part", [RNNEncoder, RNNDecoder])
+def test_options_that_make_no_network_are_refused(part, options, told):
+    with pytest.raises(ValueError, match=f"^{told}"):
+        part(9, **options)
+
+
 def test_errors():
     made, source, target = model(), torch.randint(0, 9, (2, 5)), torch.randint(0, 7, (2, 4))
     left = torch.arange(5) >= torch.tensor([[0], [2]])
@@ -161,6 +177,8 @@ def test_errors():
         RNNEncoder(9, 7)
     with pytest.raises(ValueError, match=r"^cell=RNN is no recurrent network with gates; use torch.nn.GRU or torch.nn.LSTM$"):
         RNNEncoder(9, 8, cell=nn.RNN)
+    with pytest.raises(ValueError, match=r"^memory of shape \(2, 5, 9\) is not b m 12; use an encoder of that width$"):
+        made.decoder(target, torch.zeros(2, 5, 9))
     with pytest.raises(ValueError, match=r"^a recurrent network reads one sequence a row; unpack segments, or use core.Encoder"):
         made.encoder(source, segments=torch.ones_like(source))
     with pytest.raises(ValueError, match=r"^this decoder needs a memory; pass memory=encoder\(source\)$"):

@@ -59,8 +59,9 @@ def test_a_rebuilt_hybrid_downloads_nothing():
         ({"name": "hf-hub:someone/model"}, r"timm has no model 'hf-hub:someone/model'"),
         (
             {"name": "resnet18", "patch_size": 3},
-            r"resnet18 has no map of 3 pixels a cell; use patch_size=2 or 4 or 8 or 16 or 32",
+            r"resnet18 has no map of 3 pixels a cell; use patch_size=2 or 4 or 8 or 16 or 32$",
         ),
+        ({"name": "vit_tiny_patch16_224"}, r"vit_tiny_patch16_224 has no map of 4 pixels a cell; use patch_size=16$"),
     ],
 )
 def test_what_cannot_be(options, message):

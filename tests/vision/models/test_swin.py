@@ -450,17 +450,29 @@ def test_torchvision_6222_a_window_larger_than_the_map_is_padded_not_shrunk(pert
     [
         ({"depths": (2, 2, 2)}, r"depths=\(2, 2, 2\) and heads=\(2, 4\) differ in stages; give each one a stage"),
         ({"heads": (3, 6)}, r"dim=32 does not split over heads=3; use dim=30 or heads="),
-        ({"depths": (2, -1)}, r"depths=\(2, -1\) are not all 0 or more"),
-        ({"window_size": 0}, r"window=\(0, 0\) holds no tokens; use positive sizes such as \(7, 7\)"),
-        ({"mlp_ratio": 0}, r"hidden=0 is no width; use 1 or more"),
+        ({"depths": (2, -1)}, r"depths=-1 is too small; use 0 or more"),
+        ({"depths": (0, 0)}, r"depths=\(0, 0\) leave no blocks; use e.g. \(2, 2, 6, 2\)"),
+        ({"depths": 2}, r"depths=2 is not one value a stage; give a tuple of them"),
+        ({"heads": ("2", 4)}, r"heads='2' is not one whole number; use 1 or more"),
+        ({"window_size": 0}, r"window_size=0 is too small; use 1 or more"),
+        ({"window_size": (4, 4, 4)}, r"window_size=\(4, 4, 4\) is neither one whole number nor rows and columns; use e.g. 7 or"),
+        ({"window_size": "7"}, r"window_size='7' is neither one whole number nor rows and columns"),
+        ({"mlp_ratio": 0}, r"mlp_ratio=0 leaves dim=\d+ no width inside its feed-forward network; use e.g. 4"),
+        ({"position": "core.Rotary"}, r"position='core.Rotary' is no kind of position"),
         ({"padding": "same"}, r"padding='same' is unknown; use 'pad_then_roll' or 'roll_then_pad'"),
-        ({"num_classes": -1}, r"num_classes=-1 is negative; use 0 for features, or the number of classes"),
+        ({"num_classes": -1}, r"num_classes=-1 is no number of classes; use 0 for features, or 1 or more"),
         ({"stem": partial(ConvStem), "patch_size": 3}, r"patch_size=3 is not a power of two"),
     ],
 )
 def test_wrong_options_name_the_rule_and_the_fix(options, message, unchecked):
     with pytest.raises(ValueError, match=message):
         small(**options)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, math.nan])
+def test_a_share_of_a_window_is_positive(share):
+    with pytest.raises(ValueError, match=rf"^share={share} is not positive; use e.g. 12/16$"):
+        SwinV2(window_size=7, position=partial(FinetunedBias, share=share))
 
 
 def test_other_poolings_are_refused():

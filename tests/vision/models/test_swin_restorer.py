@@ -202,6 +202,11 @@ def test_trains_and_checkpointed_gradients_are_the_same(perturbed):
     [
         ({"scale": 5}, r"scale=5 is not a size that pixels are made for; use 1, 2, 3 or 4"),
         ({"window_size": 1}, r"window_size=1 leaves a pixel nothing to look at; use 2 or more, such as 8"),
+        ({"window_size": (4, 4)}, r"window_size=\(4, 4\) is not one whole number; use 1 or more"),
+        ({"depths": (-1,)}, r"depths=-1 is too small; use 0 or more"),
+        ({"depths": ()}, r"depths=\(\) leave no blocks; use e.g. \(2, 2, 6, 2\)"),
+        ({"enlarge_dim": 0}, r"enlarge_dim=0 is too small; use 1 or more"),
+        ({"position": "core.Rotary"}, r"position='core.Rotary' is no kind of position"),
         ({"dim": 50, "heads": 3}, r"dim=50 does not split over heads=3"),
     ],
 )

@@ -342,13 +342,27 @@ def test_microsoft_328_one_channel():
         ({"global_pool": "max"}, r"global_pool='max' is unknown; use 'token' or 'avg'"),
         ({"class_tokens": 3}, r"class_tokens=3 is not 0, 1 or 2"),
         ({"class_tokens": 0}, r"global_pool='token' needs a class token; use class_tokens=1 or global_pool='avg'"),
-        ({"num_classes": -1}, r"num_classes=-1 is negative"),
-        ({"patch_size": 0}, r"patch_size=0 is not positive; use e.g. 16"),
+        ({"num_classes": -1}, r"num_classes=-1 is no number of classes; use 0 for features, or 1 or more"),
+        ({"num_classes": None}, r"num_classes=None is no number of classes"),
+        ({"num_classes": "5"}, r"num_classes='5' is no number of classes"),
+        ({"patch_size": 0}, r"patch_size=0 is too small; use 1 or more"),
+        ({"patch_size": (4, 4)}, r"patch_size=\(4, 4\) is not one whole number; use 4: patches are square"),
+        ({"patch_size": "4"}, r"patch_size='4' is not one whole number; use 1 or more"),
+        ({"mlp_ratio": -1}, r"mlp_ratio=-1 leaves dim=\d+ no width inside its feed-forward network; use e.g. 4"),
+        ({"mlp_ratio": "4"}, r"mlp_ratio='4' leaves dim=\d+ no width"),
+        ({"mlp_ratio": math.inf}, r"mlp_ratio=inf leaves dim=\d+ no width"),
+        ({"reg_tokens": -1}, r"reg_tokens=-1 is too small; use 0 or more"),
+        ({"drop_rate": 1}, r"drop_rate=1 is not in 0 <= drop_rate < 1; use e.g. 0.1"),
+        ({"init_values": math.nan}, r"a layer scale of nan is no finite number"),
+        ({"position": "core.Rotary"}, r"position='core.Rotary' is no kind of position; give a class such as core.Rotary"),
+        ({"position": Combined}, r"kinds=\(\) combines nothing; give kinds such as \[Learned, Rotary\]"),
+        ({"norm": "LayerNorm"}, r"norm='LayerNorm' makes nothing; give a class"),
+        ({"stem": None}, r"stem=None makes nothing; give a class"),
         ({"patch_size": 12, "stem": ConvStem}, r"patch_size=12 is not a power of two"),
-        ({"drop_path_rate": 1.5}, r"drop_path_rate=1.5 is not in 0 <= rate < 1"),
+        ({"drop_path_rate": 1.5}, r"drop_path_rate=1.5 is not in 0 <= drop_path_rate < 1"),
     ],
 )
-def test_wrong_options_name_the_rule_and_the_fix(options, message):
+def test_wrong_options_name_the_rule_and_the_fix(options, message, unchecked):
     with pytest.raises(ValueError, match=message):
         small(**options)
 
