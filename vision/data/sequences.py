@@ -144,7 +144,8 @@ class PairsFile(SequenceData):
         bucket: lengths up to the next multiple of it go into one batch: more mixed batches, more padding.
 
     Raises:
-        UserError: a file that cannot be read, a line that is no pair (file, line number, rule, fix), a value out of range.
+        UserError: a file that cannot be read, holds no pairs or is given twice, a line that is no pair (file, line number, rule,
+            fix), a value out of range.
     """
 
     def __init__(
@@ -175,9 +176,15 @@ class PairsFile(SequenceData):
         self.val_share, self.test_share = val_share, test_share
 
     def read(self) -> dict[str, list[Pair]]:
+        check_apart({name: Path(file) for name, file in self.files.items() if file})
         parts = {name: read_pairs(Path(file), self.columns) for name, file in self.files.items() if file}
         shares = {"val": self.val_share, "test": self.test_share}
-        return parts | split_pairs(parts["train"], {n: share for n, share in shares.items() if n not in parts}, self.seed)
+        parts |= split_pairs(parts["train"], {n: share for n, share in shares.items() if n not in parts}, self.seed)
+        trained = set(parts["train"])
+        for name in ("val", "test"):
+            if shared := sum(pair in trained for pair in parts[name]):
+                log.warning("%d of %d pairs for %s are trained on too, which flatters the model", shared, len(parts[name]), name)
+        return parts
 
     def build_vocabularies(self, train: Sequence[Pair]) -> dict[str, Vocabulary]:
         return {
@@ -273,18 +280,28 @@ def written(row: Iterable[int]) -> str:
     return " ".join(map(str, row))
 
 
+def check_apart(files: dict[str, Path]) -> None:
+    """Raises UserError: one file is given for two parts, such as training and validation."""
+    names: dict[Path, str] = {}
+    for name, file in files.items():
+        if (other := names.setdefault(file.resolve(), name)) != name:
+            raise UserError(f"{file} is given for {other} and for {name}, which flatters the model; leave {name} out")
+
+
 def read_pairs(file: Path, columns: tuple[int, int] = (0, 1)) -> list[Pair]:
     """The pairs of a file.
 
     Raises:
-        UserError: it cannot be read, or a line is not UTF-8, has too few columns or an empty one.
+        UserError: it cannot be read or holds no pairs, or a line is not UTF-8, blank, has too few columns or an empty one.
     """
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")  # a byte order mark is no symbol
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror or error}); give a file of pairs") from error
-    if lines and not lines[-1]:
-        lines.pop()  # what follows the last line's end
+    while lines and not lines[-1].strip(b" \r"):
+        lines.pop()  # what follows the last line's end, and blank lines there
+    if not lines:
+        raise UserError(f"{file} is empty; write source, tab, target on each line")
     return [read_pair(line, f"{file}:{number}", columns) for number, line in enumerate(lines, 1)]
 
 
@@ -294,6 +311,8 @@ def read_pair(line: bytes, place: str, columns: tuple[int, int]) -> Pair:
     except UnicodeDecodeError as error:
         byte = line[error.start]
         raise UserError(f"{place}: byte {byte:#04x} is not UTF-8; save the file as UTF-8") from None
+    if not line.strip(b" \r"):
+        raise UserError(f"{place}: the line is blank; take it out")
     if len(cells) <= max(columns):
         rule = "no tab in it" if len(cells) == 1 else f"{len(cells)} columns, wanted are {columns[0]} and {columns[1]} (from 0)"
         raise UserError(f"{place}: {rule}; write source, tab, target on each line")

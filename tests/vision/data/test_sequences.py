@@ -30,13 +30,15 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "\ufeffein Haus\ta house\r\nÜber\tover\tCC BY 2.0\n")
     assert read_pairs(file) == [("ein Haus", "a house"), ("Über", "over")]
     assert read_pairs(write(tmp_path / "b.tsv", "1\tx\ty"), (2, 1)) == [("y", "x")]  # no line end
+    assert read_pairs(write(tmp_path / "c.tsv", "a\tb\n\n  \r\n\n")) == [("a", "b")]  # blank lines at the end
 
 
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
         ("no tab", "no tab in it; write source, tab, target on each line"),
-        ("", "no tab in it; write source, tab, target on each line"),
+        ("", "the line is blank; take it out"),
+        (" \r", "the line is blank; take it out"),
         ("\ta", "the source is empty; fill it in, or take the line out"),
         ("a\t  ", "the target is empty; fill it in, or take the line out"),
         (b"a\t\xff", "byte 0xff is not UTF-8; save the file as UTF-8"),
@@ -55,8 +57,23 @@ def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
         read_pairs(file, (0, 2))
     with pytest.raises(UserError, match=r"b.tsv cannot be read \(No such file or directory\)"):
         read_pairs(tmp_path / "b.tsv")
-    with pytest.raises(UserError, match="no pairs for train"):
-        PairsFile(str(write(tmp_path / "c.tsv", ""))).setup("fit")
+    for text in ("", "\n\n", "\ufeff"):
+        with pytest.raises(UserError, match=r"c.tsv is empty; write source, tab, target on each line$"):
+            PairsFile(str(write(tmp_path / "c.tsv", text))).setup("fit")
+
+
+def test_what_is_trained_on_is_not_measured_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train, other = write(tmp_path / "t.tsv", words(20)), write(tmp_path / "v.tsv", words(3) + "new\tx\n")
+    (tmp_path / "link.tsv").symlink_to(train)
+    for val in (train, tmp_path / "link.tsv"):
+        with pytest.raises(UserError, match=r"\.tsv is given for train and for val, which flatters the model; leave val out$"):
+            PairsFile(str(train), str(val)).setup("fit")
+    with pytest.raises(UserError, match=r"v.tsv is given for val and for test, which flatters the model; leave test out$"):
+        PairsFile(str(train), str(other), str(other)).setup("fit")
+    PairsFile(str(train)).setup("fit")
+    assert not caplog.text
+    PairsFile(str(train), str(other)).setup("fit")
+    assert "3 of 4 pairs for val are trained on too, which flatters the model" in caplog.text
 
 
 def test_splits_keep_the_pairs_of_a_source_together() -> None:
