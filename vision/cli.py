@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import os
 import re
 import sys
@@ -57,6 +58,8 @@ def main(args: Sequence[str] | None = None) -> int:
         Exception: an error that is nobody's wrong use (a bug) keeps its traceback.
     """
     arguments = list(sys.argv[1:] if args is None else args)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text, and a terminal may lack a character
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()

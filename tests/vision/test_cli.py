@@ -221,3 +221,14 @@ def test_a_bug_in_a_loaders_worker_keeps_its_traceback() -> None:
 def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(f"{sys.executable} -m vision --help | true", shell=True, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_names_that_are_no_text_can_be_told(encoding: str, tmp_path: Path) -> None:
+    """A name in Latin-1, and a terminal without the characters of tables."""
+    Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.png")).write_bytes(b"no picture")
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    program = [sys.executable, "-m", "vision", "check-data", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, env=environment, check=False)
+    assert b"caf\\udce9.png" in done.stdout
+    assert (done.returncode, done.stderr) == (1, b"")
