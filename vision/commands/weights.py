@@ -219,7 +219,7 @@ def checked(
     from vision.weights.load import FAMILIES, not_finite, problems_of
 
     def make() -> nn.Module:
-        return build(card["model"]) if card else FAMILIES[layout.family].MODEL(**options)
+        return FAMILIES[layout.family].MODEL(**options) if layout and not card else build((card or {})["model"])
 
     if isinstance(untold, IncompleteError):
         return {"problems": str(untold)}

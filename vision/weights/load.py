@@ -276,7 +276,8 @@ def load_model(source: Source, *, ema: bool = True, allow: Collection[str] = (),
         UserError: the source cannot be read, or does not tell enough to build its model.
     """
     weights = read(source, ema=ema)
-    card, assumed = card_of(weights), []
+    card = card_of(weights)
+    assumed: list[str] = []
     if card is not None:
         check_heads(card["model"].get("init_args") or {}, options)
         model: Any = build(with_options(card["model"], options), allow=allow)

@@ -162,8 +162,9 @@ def fit_windows(fit: Adapted, model: Swin, windows: Sizes) -> None:
 def note_windows(fit: Adapted, model: Swin, windows: Sizes) -> None:
     """Windows of another size where no table tells of it."""
     for stage, position in positions_of(model).values():
-        before, after = windows[stage] if stage < len(windows) else None, position.site.extent
-        if before not in (None, after) and not isinstance(position, RelativeTable):
+        after = cast(Any, position).site.extent
+        before = windows[stage] if stage < len(windows) else after
+        if before != after and not isinstance(position, RelativeTable):
             line = f"windows {before[0]}x{before[1]} -> {after[0]}x{after[1]}, without tables to resize"
             fit.notes += [line] if line not in fit.notes else []
 
