@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
 from torch import nn
 
 from vision.errors import UserError
-from vision.optim import parameter_groups, warmup_cosine
+from vision.optim import Muon, apart, parameter_groups, warmup_cosine
 from vision.rebuild import build, describe
+
+OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "muon": Muon}
 
 
 class Task(LightningModule):
@@ -108,10 +111,12 @@ class Task(LightningModule):
         return parameter_groups(self.model, weight_decay=self.hparams.get("weight_decay", 0.0))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        groups = self.parameter_groups()
+        groups, kind = self.parameter_groups(), self.hparams.get("optimizer", "adamw")
+        if kind == "muon":
+            groups = apart(groups, self.model)
         self.decays = [group["weight_decay"] for group in groups]
-        betas = tuple(self.hparams.get("betas", (0.9, 0.999)))
-        return torch.optim.AdamW(groups, lr=self.hparams["lr"], betas=betas, fused=self.may_fuse())
+        options = {"betas": tuple(self.hparams.get("betas", (0.9, 0.999))), "fused": self.may_fuse()}
+        return OPTIMIZERS[kind](groups, lr=self.hparams["lr"], **options)
 
     def may_fuse(self) -> bool:
         """One kernel for all parameters: the step of a small model in a fifth of the time. Not with mixed precision, where
@@ -168,6 +173,8 @@ class Task(LightningModule):
 
 def check_options(options: dict[str, Any]) -> None:
     """Raises UserError: an option of the optimizer outside its range."""
+    if (kind := options.get("optimizer", "adamw")) not in OPTIMIZERS:
+        raise UserError(f"optimizer={kind!r} is unknown; use {' or '.join(OPTIMIZERS)}")
     lr, warmup, decay = options["lr"], options.get("warmup", 0.0), options.get("weight_decay", 0.0)
     betas, final_lr, clip = options.get("betas", (0.9, 0.999)), options.get("final_lr", 0.0), options.get("clip", 0.0)
     if not lr > 0:

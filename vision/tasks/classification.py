@@ -15,7 +15,7 @@ from vision.errors import UserError
 from vision.models.features import Features
 from vision.optim import parameter_groups
 from vision.rebuild import describe
-from vision.tasks.base import Task
+from vision.tasks.base import OptimizerName, Task
 
 Batch = tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"] | Float[Tensor, "b k"]]
 
@@ -35,6 +35,8 @@ class Classification(Task):
         layer_decay: learning rate of a layer over that of the next one; 1 is off, 0.65-0.9 is usual for fine-tuning.
         label_smoothing: share of the target spread over all classes; soft labels (Mixup) are left as they are.
         clip: largest norm of the gradient; 0 is off. `trainer.gradient_clip_val` goes before it.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
+            `lr` a few times as large; a step takes longer, much in small batches.
     """
 
     kind = "classification"
@@ -51,6 +53,7 @@ class Classification(Task):
         layer_decay: float = 1.0,
         label_smoothing: float = 0.1,
         clip: float = 1.0,
+        optimizer: OptimizerName = "adamw",
     ) -> None:
         super().__init__()
         check_own_options(label_smoothing=label_smoothing, layer_decay=layer_decay)

@@ -18,7 +18,7 @@ from vision.losses import check_loss
 from vision.metrics import Protocol, psnr, ssim
 from vision.optim import warmup_cosine
 from vision.rebuild import build, describe, path_of, plain
-from vision.tasks.base import Task
+from vision.tasks.base import OptimizerName, Task
 
 TrainingBatch = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c2 h2 w2"]]
 TestBatch = tuple[Float[Tensor, "1 c h w"], Float[Tensor, "1 c2 h2 w2"], Any]  # and the picture's name in a list
@@ -69,6 +69,8 @@ class Restoration(Task):
             A model that attends to whole maps does better in tiles about as large as its training patches, see `vision.restore`.
         self_ensemble: whether a test measures also the mean over each picture's 8 turns and reflections, in a column of its own
             (and as test/psnr_self_ensemble); 8 times the time. `vision restore --self-ensemble` restores so.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
+            `lr` a few times as large; a step takes longer, much in small batches.
 
     Raises:
         UserError: an option out of range. At the start of a training: a loss that fails on pictures, is no single number, or
@@ -92,6 +94,7 @@ class Restoration(Task):
         protocol: Protocol | None = None,
         tile: int | None = None,
         self_ensemble: bool = False,
+        optimizer: OptimizerName = "adamw",
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model", "loss"])

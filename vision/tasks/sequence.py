@@ -20,7 +20,7 @@ from vision.errors import UserError
 from vision.inference.translation import draw_attention, looks, table_places
 from vision.optim import warmup_cosine, warmup_noam
 from vision.rebuild import describe
-from vision.tasks.base import Task
+from vision.tasks.base import OptimizerName, Task
 from vision.vocabulary import NEVER, PAD, START, STOP, Vocabulary, from_card
 
 Padded = tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]  # symbols with padding on the right, and lengths
@@ -50,6 +50,8 @@ class Sequence(Task):
         label_smoothing: share of the target spread over all symbols.
         clip: largest norm of the gradient; 0 is off. `trainer.gradient_clip_val` goes before it.
         beam: sequences kept by the beam search of the test; 1 is greedy.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
+            `lr` a few times as large; a step takes longer, much in small batches.
     """
 
     kind, unit = "sequence", "sequences"
@@ -67,6 +69,7 @@ class Sequence(Task):
         label_smoothing: float = 0.1,
         clip: float = 1.0,
         beam: int = 1,
+        optimizer: OptimizerName = "adamw",
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
