@@ -64,6 +64,21 @@ def test_timms_tag_goes_with_timms_weights(monkeypatch):
         vision.create_model("vit_base_patch16_224.dino")
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "text"),
+    [
+        ("vit_tiny_patch16_224", "pretrained", "ViT has no option pretrained; use weights='timm' to download, or weights=FILE"),
+        ("swin_tiny_patch4_window7_224", "global_pool", "Swin has no option global_pool; leave it out: the mean is taken"),
+        ("vit_tiny_patch16_224", "dynamic_img_size", "ViT has no option dynamic_img_size; leave it out: pictures of any size"),
+        ("vit_tiny_patch16_224", "norm_layer", "ViT has no option norm_layer; use norm"),
+        ("dat_tiny", "checkpoint_path", "DAT has no option checkpoint_path; use weights=FILE"),
+    ],
+)
+def test_an_option_of_timms_gets_what_is_here_instead(name, option, text):
+    with pytest.raises(UserError, match=text):
+        vision.create_model(name, **{option: None})
+
+
 def test_options_go_to_the_model():
     model = vision.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, global_pool="avg", drop_path_rate=0.1)
     assert (model.position.site.extent, len(model.blocks), model.global_pool) == ((4, 4), 1, "avg")

@@ -21,6 +21,7 @@ class Backbone(nn.Module):
     """
 
     options: dict[str, Any]
+    preprocessing: dict[str, Any]
     published_as = ""
     dim: int  # of the first map
     num_features: int  # of the pooled features

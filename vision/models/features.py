@@ -107,10 +107,11 @@ def last_indices(indices: Any, count: int, name: str = "out_indices") -> Sequenc
     """A number n of the last maps as their indices; indices as they are."""
     if not isinstance(indices, Integral) or isinstance(indices, bool):
         return check_whole(indices, name)
-    if not 0 < indices <= count:
-        one = f"map use [{indices}]" if -count <= indices <= 0 else f"map use its index, {-count}..{count - 1}, in a list"
-        raise UserError(f"{name}={indices} is a number of last maps, 1..{count}; for one {one}")
-    return range(count - int(indices), count)
+    last = int(indices)
+    if not 0 < last <= count:
+        one = f"map use [{last}]" if -count <= last <= 0 else f"map use its index, {-count}..{count - 1}, in a list"
+        raise UserError(f"{name}={last} is a number of last maps, 1..{count}; for one {one}")
+    return range(count - last, count)
 
 
 def check_whole(indices: Any, name: str = "out_indices") -> Sequence[int]:

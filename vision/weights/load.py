@@ -148,6 +148,9 @@ def convert(weights: Weights, target: nn.Module) -> tuple[str, Converted]:
     if found is not None:
         fix = "it cannot be converted" if found.family == name else f"the model is a {name}; use a matching pair"
         raise UserError(f"{weights.name} holds a {found.family} ({found.name}), {fix}")
+    held = str(((weights.card or {}).get("model") or {}).get("class_path") or "").rpartition(".")[2]
+    if held and held != name:
+        raise UserError(f"{weights.name} is a file of {held}, the model is a {name}; use a matching pair")
     known = ", ".join(sorted({x.name for x in LAYOUTS if x.family == family})) or "the names of the model itself"
     raise UserError(
         f"{weights.name} fits no layout known for {name} (its names: {some(list(weights.state), 3)}); "
@@ -362,12 +365,26 @@ def check_heads(told: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         raise UserError(f"heads={options['heads']}: the source tells the heads of each stage, {tuple(heads)}; leave heads out")
 
 
+ANY_SIZE = "leave it out: pictures of any size are taken"
+TIMMS_OPTIONS = {  # and what is here instead
+    "pretrained": "use weights='timm' to download, or weights=FILE",
+    "checkpoint_path": "use weights=FILE",
+    "dynamic_img_size": ANY_SIZE,
+    "dynamic_img_pad": ANY_SIZE,
+    "strict_img_size": ANY_SIZE,
+    "global_pool": "leave it out: the mean is taken; forward_features gives what is pooled",
+    "class_token": "use class_tokens=0 or 1",
+    "norm_layer": "use norm",
+    "no_embed_class": "use position=functools.partial(core.Learned, prefix=False)",
+}
+
+
 def check_options(model: type[nn.Module], options: Mapping[str, Any]) -> None:
     """Raises: UserError: an option that the model does not have, with the nearest one."""
     known = [name for name in inspect.signature(model).parameters if name != "self"]
     for name in options:
-        if name == "pretrained" and name not in known:
-            raise UserError(f"{model.__name__} has no option pretrained; use weights='timm' to download, or weights=FILE")
+        if name in TIMMS_OPTIONS and name not in known:
+            raise UserError(f"{model.__name__} has no option {name}; {TIMMS_OPTIONS[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
