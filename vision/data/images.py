@@ -289,19 +289,20 @@ def _is_deep(picture: ImageFile.ImageFile) -> bool:
 def _deep_colour(picture: ImageFile.ImageFile, path: str | Path) -> UInt[np.ndarray, "h w c"]:
     """16-bit colour or gray with alpha, in two passes: Pillow takes the one byte of each value or, told that the bytes lie the
     other way round, the other one."""
-    rawmode, *rest = kind if isinstance(kind := picture.tile[0].args, tuple) else (kind,)
+    kinds = [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in picture.tile]  # each its rows
+    rawmode = kinds[0][0]
     if rawmode == "LA;16B":  # has no other way round, but its four bytes a pixel can be had as they lie
         picture._mode, picture.tile = "RGBA", [tile._replace(args="RGBA") for tile in picture.tile]
         quads = _pixels(picture).astype(np.uint16)
         return quads[..., 0::2] << np.uint16(8) | quads[..., 1::2]
     planar = picture.format == "TIFF" and _tag(picture, _PLANAR, 1) != 1  # would take the high bytes for the low ones
-    if planar or rawmode not in _OTHER_BYTE or any(tile.args != kind for tile in picture.tile):
+    if planar or rawmode not in _OTHER_BYTE or any(kind[0] != rawmode for kind in kinds):
         raise ImageError(path, f"more than 8 bits a colour are not read from this kind of {picture.format}; save a 16-bit PNG")
     high = _pixels(picture).astype(np.uint16)
     with open(path, "rb") as again:
         second = _plugin(again, again.read(16), path)
-        other = (_OTHER_BYTE[rawmode], *rest) if isinstance(kind, tuple) else _OTHER_BYTE[rawmode]
-        second.tile = [tile._replace(args=other) for tile in second.tile]
+        others = [(_OTHER_BYTE[rawmode], *kind[1:]) for kind in kinds]
+        second.tile = [tile._replace(args=other) for tile, other in zip(second.tile, others, strict=True)]
         return high << np.uint16(8) | _pixels(second)
 
 

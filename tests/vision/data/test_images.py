@@ -123,6 +123,24 @@ def test_colour_tiff_keeps_16_bits(tmp_path: Path, picture: Maker, deflate: bool
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), image)
 
 
+@pytest.mark.parametrize("side", [32, 40])
+def test_colour_tiff_in_tiles_keeps_16_bits(tmp_path: Path, picture: Maker, side: int) -> None:
+    """Also where the last tiles reach beyond the picture."""
+    image = picture(side, side, 3, np.uint16)
+    padded = np.pad(image, [(0, -side % 16), (0, -side % 16), (0, 0)]).astype("<u2")
+    places = range(0, side, 16)
+    tiles = [padded[y : y + 16, x : x + 16].tobytes() for y in places for x in places]
+    count, size = len(tiles), len(tiles[0])
+    bits, starts = 8 + count * size, 14 + count * size
+    tables = struct.pack(f"<3H{2 * count}I", 16, 16, 16, *range(8, bits, size), *[size] * count)
+    entries = [(256, 3, 1, side), (257, 3, 1, side), (258, 3, 3, bits), (259, 3, 1, 1), (262, 3, 1, 2), (277, 3, 1, 3)]
+    entries += [(322, 3, 1, 16), (323, 3, 1, 16), (324, 4, count, starts), (325, 4, count, starts + 4 * count)]
+    directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries) + b"\0" * 4
+    data = struct.pack("<2sHI", b"II", 42, bits + len(tables)) + b"".join(tiles) + tables + directory
+    (tmp_path / "a.tif").write_bytes(data)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), image)
+
+
 def test_one_deep_colour_as_transparent(tmp_path: Path, picture: Maker, png_bytes: Writer, chunk: Writer) -> None:
     for channels in (1, 3):
         image = picture(5, 7, channels, np.uint16)
