@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from core import EncoderDecoder
 from vision.errors import UserError
 from vision.models.features import Features
 from vision.optim import parameter_groups
@@ -61,6 +62,10 @@ class Classification(Task):
         self.take_model(model)
         if isinstance(self.model, Features):
             raise UserError("features_only=True gives feature maps, a classifier logits; leave features_only out")
+        if isinstance(self.model, EncoderDecoder):
+            raise UserError(
+                "an EncoderDecoder writes sequences, a classifier logits of pictures; use vision.tasks.Sequence, or a ViT"
+            )
         self.classes: list[str] = []
         self.preprocessing: dict[str, Any] = {}
 

@@ -80,6 +80,8 @@ class Sequence(Task):
             raise UserError(f"beam={beam} keeps no sequence; use 1 for greedy decoding, or e.g. 5")
         self.save_hyperparameters(ignore=["model"])
         self.take_model(model)
+        if missing := [part for part in ("encoder", "decoder") if not hasattr(self.model, part)]:
+            raise UserError(f"{type(self.model).__name__} has no {missing[0]} to train; use a model such as core.EncoderDecoder")
         self.vocabularies: dict[str, Vocabulary] = {}
         self.limits: dict[str, int] = {}  # symbols: of a source that can be read, of a target that is written
         self.reference: Float[Tensor, ""] | float = 1.0  # real symbols that the losses of this optimizer step are divided by

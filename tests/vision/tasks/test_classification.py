@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vision
-from core import Rotary
+from core import Decoder, Encoder, EncoderDecoder, Rotary
 from vision.errors import UserError
 from vision.models import ViT
 from vision.optim import warmup_cosine
@@ -304,6 +304,11 @@ def test_warmup_cosine_is_what_it_says() -> None:
 
 def test_a_backbone_is_no_classifier():
     backbone = vision.create_model("vit_tiny_patch16_224", features_only=True, dim=12, depth=3, heads=2)
+    sizes = {"dim": 8, "depth": 1, "heads": 2, "hidden": 8}
+    with pytest.raises(
+        UserError, match=r"^an EncoderDecoder writes sequences, a classifier logits of pictures; use vision\.tasks"
+    ):
+        Classification(EncoderDecoder(Encoder(9, **sizes), Decoder(9, memory_dim=8, **sizes)))
     with pytest.raises(UserError, match="features_only=True gives feature maps, a classifier logits; leave features_only out"):
         Classification(backbone)
     task = Classification(timm.create_model("resnet10t", features_only=True))

@@ -357,6 +357,11 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         Sequence(model(), **options)
 
 
+def test_a_model_that_writes_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^Linear has no encoder to train; use a model such as core.EncoderDecoder$"):
+        Sequence(torch.nn.Linear(2, 2))
+
+
 def test_figures_and_tables_of_a_test() -> None:
     task, data = Sequence(model()), Batches([batch([5, 7, 2, 9], 0)])
     runner = trainer()

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import vision
-from core import Learned, RelativeTable
+from core import Decoder, Encoder, EncoderDecoder, Learned, RelativeTable
 from vision.errors import UserError
 from vision.models import ConvStem, Features, ViT
 from vision.rebuild import describe
@@ -326,6 +326,14 @@ def test_another_family_is_named(tmp_path):
         vision.load_model(tmp_path / "resnet.pth")
     with pytest.raises(UserError, match=r"holds a ViT \(timm\), the model is a ResNet"):
         vision.load_weights(timm.create_model("resnet18"), timm.create_model("vit_tiny_patch16_224", depth=1))
+
+
+def test_a_file_of_another_model_of_ours_is_named(tmp_path):
+    sizes = {"dim": 8, "depth": 1, "heads": 2, "hidden": 8}
+    vision.save_weights(EncoderDecoder(Encoder(9, **sizes), Decoder(9, memory_dim=8, **sizes)), tmp_path / "g2p.safetensors")
+    told = r"^g2p.safetensors is a file of EncoderDecoder, the model is a ViT; use a matching pair$"
+    with pytest.raises(UserError, match=told):
+        vision.load_weights(small(), tmp_path / "g2p.safetensors")
 
 
 def test_unknown_names_are_shown():
