@@ -65,7 +65,8 @@ class Pyramid(Backbone):
         """A new, untrained head for `num_classes` classes (0: none). There is one pooling, the mean ("avg")."""
         check_classes(num_classes)
         if global_pool != "avg":
-            raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; use 'avg'")
+            fix = "use 'avg' (forward_features gives what is pooled)"
+            raise ValueError(f"global_pool={global_pool!r} is unknown to {type(self).__name__}; {fix}")
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.init_head(self.head)

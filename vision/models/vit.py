@@ -186,7 +186,7 @@ class ViT(Backbone):
 
 def check_pooling(global_pool: str, class_tokens: int) -> None:
     if global_pool not in ("token", "avg"):
-        raise ValueError(f"global_pool={global_pool!r} is unknown; use 'token' or 'avg'")
+        raise ValueError(f"global_pool={global_pool!r} is unknown; use 'token' or 'avg' (forward_features gives what is pooled)")
     if class_tokens not in (0, 1, 2):
         raise ValueError(f"class_tokens={class_tokens} is not 0, 1 or 2 (2: class and distillation token)")
     if global_pool == "token" and not class_tokens:

@@ -108,6 +108,15 @@ def test_features_heads_and_widths_are_timms(pair, within):
     assert ours.pretrained_cfg["num_classes"] == 7
 
 
+def test_no_pooling_as_timm_has_it_is_forward_features():
+    for model in (
+        ViT(32, 8, 3, 5, 32, 2, 2),
+        vision.create_model("swin_tiny_patch4_window7_224", dim=6, heads=(1,), depths=(1,)),
+    ):
+        with pytest.raises(ValueError, match=r"global_pool='' is unknown.* \(forward_features gives what is pooled\)"):
+            model.reset_classifier(0, "")
+
+
 @pytest.mark.parametrize("name", vision.list_models(["vit*", "swin*", "deit*"], exclude_filters="*restorer*"))
 def test_pictures_are_made_as_timm_makes_them_for_the_model_of_this_name(name):
     small = {"dim": 12, "heads": 1, "depth": 1} if name[:3] in ("vit", "dei") else {"dim": 6, "heads": (1,), "depths": (1,)}
