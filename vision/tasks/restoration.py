@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -169,6 +170,13 @@ class Restoration(Task):
         self.panels, self.scores = [], []
 
     on_test_epoch_start = on_validation_epoch_start
+
+    def on_test_epoch_end(self) -> None:
+        """The table holds the pictures of all processes."""
+        if self.trainer.world_size > 1:
+            shares: list[list[Score]] = [[] for _ in range(self.trainer.world_size)]
+            torch.distributed.all_gather_object(shares, self.scores)
+            self.scores = sorted({score for share in shares for score in share})
 
     def validation_step(self, batch: TestBatch, index: int) -> None:
         self.measure("val", *batch)

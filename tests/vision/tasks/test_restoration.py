@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+import subprocess
 import sys
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +117,20 @@ def train(task: Task, data: LightningDataModule, path, ckpt_path: str | None = N
     trainer = trainer_in(path, **options)
     quiet(trainer.fit, task, data, ckpt_path=ckpt_path)
     return trainer
+
+
+THREE = ((20, 27), (16, 16), (24, 18))
+
+
+@pytest.mark.slow
+def test_two_processes_tell_the_pictures_of_both(tmp_path) -> None:
+    """An odd picture is measured twice by Lightning's sampler, and told once."""
+    script = Path(__file__).parent / "measure_on_two.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "out.pt")], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    task = Restoration(Enlarger())
+    quiet(trainer_in(tmp_path).test, task, Waves(sizes=THREE), verbose=False)
+    assert torch.load(tmp_path / "out.pt") == task.tables()
 
 
 def test_learns_to_denoise(tmp_path) -> None:
