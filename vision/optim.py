@@ -51,18 +51,20 @@ SMALLEST = 8  # rows or columns of a matrix worth the work
 class Muon(torch.optim.AdamW):
     """Matrices by their momentum made orthogonal (Muon, Jordan et al. 2024), everything else by AdamW.
 
-    A step of a matrix is 0.2 sqrt(max(rows, columns)) lr along each direction: as long as AdamW's (Liu et al. 2025, eq. 4), so
-    that both share one `lr`. torch's and timm's Muon iterate in bfloat16, which takes three times as long on a CPU without
-    units for it; here it is float32, and matrices of one shape are iterated together.
+    torch's and timm's Muon iterate in bfloat16, which takes three times as long on a CPU without units for it; here it is
+    float32, and matrices of one shape are iterated together.
 
     Args:
         groups: as of AdamW; those with `orthogonal` are the matrices (`apart`).
         momentum: share of it that stays at each step.
+        rms: root mean square of a matrix's step, over `lr`. AdamW's is about 0.2 (Liu et al. 2025, eq. 4); orthogonal steps may
+            be longer, so that one `lr` fits both.
         options: of AdamW.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, momentum: float = 0.95, **options: Any) -> None:
-        super().__init__([{"orthogonal": False, "momentum": momentum, **group} for group in groups], **options)
+    def __init__(self, groups: list[dict[str, Any]], *, momentum: float = 0.95, rms: float = 1.0, **options: Any) -> None:
+        own = {"orthogonal": False, "momentum": momentum, "rms": rms}
+        super().__init__([{**own, **group} for group in groups], **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -89,7 +91,7 @@ class Muon(torch.optim.AdamW):
         for shape, matrices in shapes.items():
             ahead = orthogonal(torch.stack([self.ahead(p, group["momentum"]) for p in matrices]))
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(matrices, list(ahead), alpha=-0.2 * math.sqrt(max(shape)) * group["lr"])
+            torch._foreach_add_(matrices, list(ahead), alpha=-group["rms"] * math.sqrt(max(shape)) * group["lr"])
 
     def ahead(self, p: Tensor, momentum: float) -> Float[Tensor, "e d"]:
         """Nesterov's momentum: the mean of the gradients, as the next step will see it."""

@@ -66,7 +66,7 @@ def test_matrices_step_as_torchs_muon() -> None:
     start = copy.deepcopy(ours)
     matrices = [theirs.wide.weight, theirs.same.weight]
     other = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    mine = optimizer(ours)
+    mine = optimizer(ours, rms=0.2)
     for step in range(4):
         give_gradients(ours, step)
         give_gradients(theirs, step)

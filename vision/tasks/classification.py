@@ -36,8 +36,8 @@ class Classification(Task):
         layer_decay: learning rate of a layer over that of the next one; 1 is off, 0.65-0.9 is usual for fine-tuning.
         label_smoothing: share of the target spread over all classes; soft labels (Mixup) are left as they are.
         clip: largest norm of the gradient; 0 is off. `trainer.gradient_clip_val` goes before it.
-        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
-            `lr` a few times as large; a step takes longer, much in small batches.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, at
+            the same `lr`; a step takes longer, much in small batches.
     """
 
     kind = "classification"

@@ -70,8 +70,8 @@ class Restoration(Task):
             A model that attends to whole maps does better in tiles about as large as its training patches, see `vision.restore`.
         self_ensemble: whether a test measures also the mean over each picture's 8 turns and reflections, in a column of its own
             (and as test/psnr_self_ensemble); 8 times the time. `vision restore --self-ensemble` restores so.
-        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
-            `lr` a few times as large; a step takes longer, much in small batches.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, at
+            the same `lr`; a step takes longer, much in small batches.
 
     Raises:
         UserError: an option out of range. At the start of a training: a loss that fails on pictures, is no single number, or

@@ -50,8 +50,8 @@ class Sequence(Task):
         label_smoothing: share of the target spread over all symbols.
         clip: largest norm of the gradient; 0 is off. `trainer.gradient_clip_val` goes before it.
         beam: sequences kept by the beam search of the test; 1 is greedy.
-        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, with an
-            `lr` a few times as large; a step takes longer, much in small batches.
+        optimizer: "adamw", or "muon" for the matrices of the Linears, see `vision.optim.Muon`: more learned of each step, at
+            the same `lr`; a step takes longer, much in small batches.
     """
 
     kind, unit = "sequence", "sequences"
