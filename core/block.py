@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -15,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from core.cache import LayerCache
 from core.dropout import Dropout
 from core.norm import LayerNorm
-from core.options import check_shares
+from core.options import check_shares, is_number
 
 NormOrder = Literal["pre", "post", "residual_post"]
 
@@ -66,7 +64,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, initial: float = 1e-5) -> None:
         super().__init__()
-        if not isinstance(initial, Real) or not math.isfinite(initial):
+        if not is_number(initial):
             raise ValueError(f"a layer scale of {initial!r} is no finite number; use e.g. 1e-5, or None for no layer scale")
         self.gamma = nn.Parameter(torch.full((dim,), float(initial)))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Literal, cast
 
 import torch
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.attention import attend, masked_softmax
+from core.options import is_number
 from core.position import Position, RelativeTable, Site, make_position, require_hooks
 
 Reference = Literal["dat", "dat++"]
@@ -91,7 +91,7 @@ class DeformableAttention(nn.Module):
             raise ValueError(f"kernel={kernel} and stride={stride} give no offsets; use an odd kernel and a stride of 1 or more")
         if reference not in ("dat", "dat++"):
             raise ValueError(f"reference={reference!r} is unknown; use 'dat' or 'dat++'")
-        if offset_range is not None and not (isinstance(offset_range, Real) and 0 < offset_range < math.inf):
+        if offset_range is not None and not (is_number(offset_range) and offset_range > 0):
             raise ValueError(f"offset_range={offset_range!r} is not positive; use e.g. 2, or None for no bound")
         self.heads, self.groups, self.extent = heads, groups, tuple(extent)
         self.offset_range, self.reference = offset_range, reference

@@ -18,18 +18,17 @@ Dropout is off meanwhile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from core.options import check_sizes
+from core.options import check_sizes, is_number
 from core.rows import MemoryReal, as_real
 from core.steps import CachedSteps, WholeSteps, Writer
 
@@ -335,18 +334,18 @@ def among(symbols: Int[Tensor, "*b"], stops: list[int]) -> Bool[Tensor, "*b"]:
 
 
 def check_alpha(alpha: float) -> None:
-    if not isinstance(alpha, Real) or not math.isfinite(alpha):
+    if not is_number(alpha):
         raise ValueError(f"alpha={alpha!r} ranks nothing; use a finite number such as 0.6, or 0 for none")
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not isinstance(temperature, Real) or not 1e-6 <= temperature <= 1e6:  # beyond, scores over it are no numbers
+    if not is_number(temperature) or not 1e-6 <= temperature <= 1e6:  # beyond, scores over it are no numbers
         raise ValueError(
             f"temperature={temperature!r} is not in 1e-6 <= temperature <= 1e6; use e.g. 0.7, or greedy for the most probable"
         )
     if top_k is not None and not (isinstance(top_k, Integral) and top_k >= 1):
         raise ValueError(f"top_k={top_k!r} is no number of symbols; use 1 or more, or None for all")
-    if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise ValueError(f"top_p={top_p!r} is not in 0 < top_p <= 1; use e.g. 0.9, or None for all")
 
 

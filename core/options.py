@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -28,6 +29,11 @@ def remember_options(init: Callable[..., None]) -> Callable[..., None]:
     return remembering
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a finite real number."""
+    return isinstance(value, Real) and math.isfinite(value)
+
+
 def check_sizes(least: int = 1, **sizes: Any) -> None:
     """Raises ValueError: an option that is no whole number of at least `least`."""
     for name, size in sizes.items():
@@ -40,7 +46,7 @@ def check_sizes(least: int = 1, **sizes: Any) -> None:
 def check_shares(**shares: Any) -> None:
     """Raises ValueError: an option, such as a dropout, that is no number from 0 up to, but not, 1."""
     for name, share in shares.items():
-        if not isinstance(share, Real) or not 0 <= share < 1:
+        if not is_number(share) or not 0 <= share < 1:
             raise ValueError(f"{name}={share!r} is not in 0 <= {name} < 1; use e.g. 0.1")
 
 
@@ -58,6 +64,6 @@ def hidden_width(dim: int, **ratio: Any) -> int:
         ValueError: a ratio that is no finite number, or leaves no width.
     """
     ((name, share),) = ratio.items()
-    if not isinstance(share, Real) or not 1 <= dim * share < 2**31:
-        raise ValueError(f"{name}={share!r} leaves dim={dim} no width inside its feed-forward network; use e.g. 4")
+    if not is_number(share) or not 1 <= dim * share < 2**31:
+        raise ValueError(f"{name}={share!r} of dim={dim} is no width of a feed-forward network; use e.g. 4")
     return int(dim * share)

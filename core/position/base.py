@@ -3,10 +3,9 @@ for many layers (`Shared`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import cast
 
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.coordinates import Places, by_axis, place
+from core.options import is_number
 
 HOOKS = ("embed", "rotate", "bias", "value")
 
@@ -203,7 +203,7 @@ class Shared(Position):
 
 def fill(table: Tensor, std: float) -> None:
     """Draws a new table. Raises: ValueError: a deviation that is none."""
-    if not isinstance(std, Real) or not 0 <= std < math.inf:
+    if not is_number(std) or std < 0:
         raise ValueError(f"std={std!r} is no finite number of 0 or more; use e.g. 0.02")
     nn.init.trunc_normal_(table, std=std)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from core.options import is_number
 
 
 def precise(device: torch.device) -> torch.dtype:
@@ -21,7 +19,7 @@ def geometric(steps: int, over: int, base: float, device: torch.device) -> Float
     return base ** (-torch.arange(steps, dtype=precise(device), device=device) / over)
 
 
-def check_base(base: Any) -> None:
+def check_base(base: float) -> None:
     """Raises ValueError: a base that makes no wavelengths."""
-    if not isinstance(base, Real) or not 1 < base < math.inf:
+    if not is_number(base) or base <= 1:
         raise ValueError(f"base={base!r} is not a finite number above 1; use e.g. 10000")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Literal
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from core.coordinates import Places, by_axis, over_places
+from core.options import is_number
 from core.position.base import Position, Site
 from core.position.frequencies import check_base, geometric, precise
 
@@ -35,7 +35,7 @@ class Rotary(Position):
         if layout not in ("interleaved", "half"):
             raise ValueError(f"layout={layout!r} is unknown; use 'interleaved' or 'half'")
         check_base(base)
-        if not isinstance(share, Real) or not 0 < share <= 1:
+        if not is_number(share) or not 0 < share <= 1:
             raise ValueError(f"share={share!r} is not in 0 < share <= 1; use e.g. 0.5, or 1 for all channels")
         self.layout, self.base = layout, base
         self.turned = round(site.head_dim * share)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from core.options import remember_options
+from core.options import check_makers, check_shares, check_sizes, hidden_width, remember_options
 
 
 class Model(nn.Module):
@@ -56,3 +59,19 @@ def test_signature_and_wrong_arguments_stay():
 def test_options_are_no_state():
     assert list(Model(4).state_dict()) == ["norm.weight", "norm.bias"]
     assert torch.equal(Model(4).norm.weight, torch.ones(4))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_checks_name_the_option_its_value_the_rule_and_the_fix():
+    for check, told in {
+        (lambda: check_sizes(dim="8")): "dim='8' is not one whole number; use 1 or more",
+        (lambda: check_sizes(dim=True)): "dim=True is not one whole number; use 1 or more",
+        (lambda: check_sizes(0, depth=-1)): "depth=-1 is too small; use 0 or more",
+        (lambda: check_shares(dropout=math.nan)): "dropout=nan is not in 0 <= dropout < 1; use e.g. 0.1",
+        (lambda: check_makers(norm=None)): "norm=None makes nothing; give a class, or a function that",
+        (lambda: hidden_width(8, mlp_ratio=1e12)): "mlp_ratio=1000000000000.0 of dim=8 is no width",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+            check()
+    check_sizes(dim=8, heads=np.int64(2))
+    assert hidden_width(7, mlp_ratio=2.66) == 18

@@ -137,7 +137,7 @@ def decoded(file: BinaryIO, name: str) -> Iterator[Line]:
 
 def batches(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
     iterator = iter(lines)
-    while batch := list(itertools.islice(iterator, size)):
+    while batch := list(itertools.islice(iterator, min(size, sys.maxsize))):
         yield batch
 
 

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MOST_BEAMS = 10_000  # more would fill any memory long before they help
+
+
 @dataclass(frozen=True)
 class Writing:
     """How targets are found.
 
     Args:
-        beam: sequences kept by a beam search; 1 takes the most probable symbol at every step.
+        beam: sequences kept by a beam search, 10,000 at most; 1 takes the most probable symbol at every step.
         n_best: so many targets of each source, best first; at most `beam`.
         temperature: draws symbols instead of searching; below 1 prefers the probable ones.
         top_k, top_p: draws among the so many most probable ones, or among the fewest of this probability.
@@ -48,6 +51,8 @@ class Writing:
     def __post_init__(self) -> None:
         if not 1 <= self.n_best <= self.beam:
             raise UserError(f"n_best={self.n_best} and beam={self.beam} do not fit; use 1 <= n_best <= beam")
+        if self.beam > MOST_BEAMS:
+            raise UserError(f"beam={self.beam} would fill the memory; use {MOST_BEAMS} or less, such as 5")
         if self.temperature is None and (self.top_k is not None or self.top_p is not None):
             raise UserError("top_k and top_p are of draws; give a temperature too, such as 1")
         if not -(2**63) <= self.seed < 2**64:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 from einops import rearrange
@@ -83,7 +82,7 @@ class DAT(Pyramid):
         check_sizes(img_size=img_size, patch_size=patch_size, in_chans=in_chans, dim=dim)
         check_series("depths", depths)
         stages = len(depths)
-        windows = (window_size,) * stages if isinstance(window_size, Integral) else window_size
+        windows = (window_size,) * stages if isinstance(window_size, int) else window_size
         check_stages(depths, heads=heads, groups=groups, strides=strides, kernels=kernels, window_size=windows)
         check_kinds(kinds, windows, kernels)
         check_makers(norm=norm)

@@ -110,7 +110,8 @@ SQUARE = {"img_size": "pictures of any size are taken", "patch_size": "patches a
 def check_sizes(**sizes: Any) -> None:
     """Raises ValueError: a size of a model that is no whole number of at least 1; rows and columns where one side is meant."""
     for name, why in SQUARE.items():
-        if is_pair(size := sizes.get(name)):
+        size: Any = sizes.get(name)
+        if is_pair(size):
             raise ValueError(f"{name}={size!r} is not one whole number; use {max(size)}: {why}")
     core.options.check_sizes(**sizes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 from einops import rearrange
@@ -144,7 +143,7 @@ class Swin(Pyramid):
 
 def stage_windows(window_size: int | tuple[int, int], img_size: int, reduction: int, stages: int) -> list[tuple[int, int]]:
     """The windows of each stage: of `window_size`, or as large as the map of a picture of `img_size` if that is less."""
-    pair = (window_size, window_size) if isinstance(window_size, Integral) else window_size
+    pair = (window_size, window_size) if isinstance(window_size, int) else window_size
     if not is_pair(pair):
         raise ValueError(f"window_size={window_size!r} is neither one whole number nor rows and columns; use e.g. 7 or (7, 7)")
     h, w = pair

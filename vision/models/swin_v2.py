@@ -3,10 +3,8 @@ arXiv:2111.09883)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -15,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core import Attention, ContinuousBias, CosineScores, LayerNorm, Position, Site
+from core.options import is_number
 from vision.models.swin import BASE, LARGE, Swin, side_by_side
 
 
@@ -45,7 +44,7 @@ class FinetunedBias(ContinuousBias):
     """
 
     def __init__(self, site: Site, *, share: float) -> None:
-        if not isinstance(share, Real) or not 0 < share < math.inf:
+        if not is_number(share) or share <= 0:
             raise ValueError(f"share={share!r} is not positive; use e.g. 12/16")
         super().__init__(site, pretrained_extent=tuple(max(1, round(size * share)) for size in site.extent))
 

@@ -104,6 +104,11 @@ def test_alternatives_and_draws(model: EncoderDecoder, capsys: pytest.CaptureFix
     assert out[2] == expected(model, "abc", temperature=1.3, top_k=3, top_p=0.9, seed=7)[0]
 
 
+def test_a_batch_may_be_larger_than_any_file(capsys: pytest.CaptureFixture) -> None:
+    assert run("", "--batch-size", "9" * 20) == 0
+    assert capsys.readouterr() == ("\n", "")
+
+
 def test_a_cut_target_is_told(model: EncoderDecoder, capsys: pytest.CaptureFixture) -> None:
     model.decoder.embedding.weight.data[2] = 0.0
     assert run("abc", "--max-length", "1") == 0
@@ -161,6 +166,7 @@ def test_explain_draws_the_text_that_is_printed(capsys: pytest.CaptureFixture, m
         (["a", "--sample", "--temperature", "inf"], "temperature=inf is not in 1e-6 <= temperature <= 1e6"),
         (["a", "--sample", "--top-p", "2"], "top_p=2.0 is not in 0 < top_p <= 1; use e.g. 0.9"),
         (["a", "--beam", "2", "--n-best", "3"], "n_best=3 and beam=2 do not fit"),
+        (["a", "--n-best", "99999999999"], "beam=99999999999 would fill the memory; use 10000 or less, such as 5"),
         (["a", "--beem", "2"], "unknown option --beem; did you mean --beam?"),
     ],
 )

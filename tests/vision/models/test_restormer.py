@@ -270,7 +270,7 @@ def test_is_rebuilt_from_plain_values():
         ({"depths": (1, 1, -1, 1)}, r"depths=-1 is too small; use 0 or more"),
         ({"refinement": -1}, r"refinement=-1 is too small; use 0 or more"),
         ({"heads": 2}, r"heads=2 is not one value a stage; give a tuple of them"),
-        ({"ffn_ratio": "2"}, r"ffn_ratio='2' leaves dim=48 no width inside its feed-forward network"),
+        ({"ffn_ratio": "2"}, r"ffn_ratio='2' of dim=48 is no width"),
         ({"norm": None}, r"norm=None makes nothing; give a class"),
         ({"dim": 6, "heads": (4, 1, 1, 1)}, r"dim=6 does not split over heads=4; use dim=4 or heads=3"),
     ],

@@ -457,7 +457,7 @@ def test_torchvision_6222_a_window_larger_than_the_map_is_padded_not_shrunk(pert
         ({"window_size": 0}, r"window_size=0 is too small; use 1 or more"),
         ({"window_size": (4, 4, 4)}, r"window_size=\(4, 4, 4\) is neither one whole number nor rows and columns; use e.g. 7 or"),
         ({"window_size": "7"}, r"window_size='7' is neither one whole number nor rows and columns"),
-        ({"mlp_ratio": 0}, r"mlp_ratio=0 leaves dim=\d+ no width inside its feed-forward network; use e.g. 4"),
+        ({"mlp_ratio": 0}, r"mlp_ratio=0 of dim=\d+ is no width of a feed-forward network; use e.g. 4"),
         ({"position": "core.Rotary"}, r"position='core.Rotary' is no kind of position"),
         ({"padding": "same"}, r"padding='same' is unknown; use 'pad_then_roll' or 'roll_then_pad'"),
         ({"num_classes": -1}, r"num_classes=-1 is no number of classes; use 0 for features, or 1 or more"),
