@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from vision.optim import Muon, apart, parameter_groups, warmup_cosine
 from vision.rebuild import build, describe
 
 OptimizerName = Literal["adamw", "muon"]
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "muon": Muon}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "muon": Muon}
 
 
 class Task(LightningModule):
@@ -115,8 +116,8 @@ class Task(LightningModule):
         if kind == "muon":
             groups = apart(groups, self.model)
         self.decays = [group["weight_decay"] for group in groups]
-        options = {"betas": tuple(self.hparams.get("betas", (0.9, 0.999))), "fused": self.may_fuse()}
-        return OPTIMIZERS[kind](groups, lr=self.hparams["lr"], **options)
+        betas = tuple(self.hparams.get("betas", (0.9, 0.999)))
+        return OPTIMIZERS[kind](groups, lr=self.hparams["lr"], betas=betas, fused=self.may_fuse())
 
     def may_fuse(self) -> bool:
         """One kernel for all parameters: the step of a small model in a fifth of the time. Not with mixed precision, where
