@@ -174,3 +174,8 @@ def test_shapes_in_signatures_are_checked():
 
     with pytest.raises(jaxtyping.TypeCheckError, match=r"parameter 'k'.*\n.*f32\[2,3,4,6\].*\n.*b kv_heads k e"):
         attend(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "vision" / "models").glob("*.py")), ids=lambda file: file.stem)
+def test_a_model_is_a_file_that_one_can_read(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 250

@@ -27,8 +27,7 @@ from core.mask import padding
 from core.options import check_makers, check_shares, check_sizes, remember_options
 from core.rows import MemoryReal, Real, as_real
 from core.selection import Scores
-
-State = tuple[Float[Tensor, "layers b d"], ...]  # of a GRU h, of an LSTM h and c
+from vision.models.rnn_cache import StateCache
 
 
 class RNNEncoder(nn.Module):
@@ -195,29 +194,6 @@ class RNNDecoder(nn.Module):
     def new_cache(self, batch: int, length: int) -> StateCache:
         """A cache for `batch` rows; a state has room for any `length`."""
         return StateCache(batch)
-
-
-class StateCache:
-    """What a decoder keeps between steps: its state, and what it has made of the memory."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.state: State = ()
-        self.memory: Tensor | None = None
-        self.keys: Tensor | None = None
-        self.mask: Tensor | None = None
-
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        """Goes on with these rows, in this order; one may be repeated."""
-        self.reorder(rows)
-        self.memory, self.keys, self.mask = (
-            x if x is None else x.index_select(0, rows) for x in (self.memory, self.keys, self.mask)
-        )
-
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """As `select`, where each new row has the memory of the row before at its place (beams of one sentence)."""
-        self.state = tuple(part.index_select(1, rows) for part in self.state)
-        self.batch = len(rows)
 
 
 def check_network(dim: int, layers: int, cell: Callable[[int, int], nn.Module], dropout: float) -> None:
