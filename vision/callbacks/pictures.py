@@ -254,11 +254,11 @@ def read_history(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
 
 
 def samples(loaders: Any) -> int:
-    """Pictures behind a loader, or several; 0 where that is unknown."""
+    """Samples behind a loader, or several; 0 where that is unknown. A data set of whole batches tells them as `sample_count`."""
     if isinstance(loaders, (list, tuple)):
         return sum(map(samples, loaders))
     try:
-        return len(loaders.dataset)
+        return getattr(loaders.dataset, "sample_count", None) or len(loaders.dataset)
     except (AttributeError, TypeError):
         return 0
 

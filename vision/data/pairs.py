@@ -68,6 +68,7 @@ class PairBatches(Dataset):
         self, source: Ragged, target: Ragged, tokens: int, *, seed: int | None = None, world: int = 1, bucket: int = 1
     ) -> None:
         self.source, self.target, self.seed = source, target, seed
+        self.sample_count = len(source.lengths)  # what a report counts: an item here is a batch
         longest = np.maximum(source.lengths, target.lengths)
         self.sizes = np.maximum(longest, np.minimum(-(-longest // bucket) * bucket, tokens))
         self.ranges = even(cut_evenly(np.sort(self.sizes), tokens), world)

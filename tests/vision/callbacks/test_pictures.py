@@ -12,6 +12,7 @@ from PIL import Image
 from vision.callbacks.ema import EMA
 from vision.callbacks.pictures import Mistakes, Pictures, read_history, samples, written
 from vision.callbacks.summary import Summary
+from vision.data import EmbeddedCMUdict
 
 
 @pytest.fixture
@@ -188,3 +189,10 @@ def test_samples_counts_what_can_be_counted(data):
     assert samples(loader) == 24
     assert samples([loader, loader]) == 48
     assert samples(None) == samples(iter([])) == 0
+
+
+def test_samples_counts_pairs_and_not_their_batches():
+    data = EmbeddedCMUdict(tokens=512)
+    data.prepare_data()
+    data.setup("fit")
+    assert samples(data.train_dataloader()) + samples(data.val_dataloader()) == 20_000
