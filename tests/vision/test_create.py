@@ -44,6 +44,24 @@ def test_an_unknown_option_gets_the_nearest_one():
         vision.create_model("vit_tiny_patch16_224", zzz=1)
 
 
+NAMED = (
+    *("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224", "vit_base_patch32_224", "vit_large_patch16_224"),
+    *("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224", "deit_small_distilled_patch16_224"),
+    *("swin_tiny_patch4_window7_224", "swin_small_patch4_window7_224", "swin_base_patch4_window7_224"),
+    *("swin_large_patch4_window7_224", "swin_base_patch4_window12_384", "swin_large_patch4_window12_384"),
+    *("swinv2_tiny_window8_256", "swinv2_small_window8_256", "swinv2_base_window8_256"),
+    *("dat_tiny", "dat_small", "dat_base", "dat_plus_tiny", "dat_plus_small", "dat_plus_base", "restormer", "restormer_small"),
+)
+
+
+def test_every_listed_model_builds_in_full():
+    """On the meta device, which computes and holds no numbers."""
+    assert set(NAMED) <= set(vision.list_models())
+    with torch.device("meta"):
+        for name in vision.list_models():
+            assert sum(p.numel() for p in vision.create_model(name).parameters()) > 100_000, name
+
+
 def test_models_are_listed_by_several_patterns_without_others_and_with_published_weights():
     deits = vision.list_models("deit*")
     assert vision.list_models(["dat_t*", "vit_t*"]) == ["dat_tiny", "vit_tiny_patch16_224"]

@@ -23,10 +23,10 @@ def models(args: list[str]) -> int:
     for pattern in options.patterns:
         if not list_models(pattern):
             near = near_names(pattern)
+            if not near:
+                raise UserError(f"no model fits {pattern!r}; vision models lists all names")
             guess = near[0] if len(near) == 1 else f"'{pattern_of(near)}'"
-            raise UserError(
-                f"no model fits {pattern!r}; " + (f"did you mean {guess}?" if near else "vision models lists all names")
-            )
+            raise UserError(f"no model fits {pattern!r}; did you mean {guess}?")
     names = list_models(options.patterns, pretrained=options.pretrained)
     if not names:
         raise UserError(f"timm publishes no weights of {' '.join(options.patterns)}; leave out --pretrained")

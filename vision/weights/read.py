@@ -216,6 +216,9 @@ def read_pickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # of other programs; it is read, or it is not
+            if path.suffix == ".safetensors":  # torch would believe the name
+                with path.open("rb") as file:
+                    return torch.load(file, map_location="cpu", weights_only=True)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))

@@ -48,6 +48,8 @@ def test_names_lie_and_bytes_do_not(tmp_path):
     assert equal(read(tmp_path / "x.pth").state)
     write(tmp_path / "y.npz").rename(tmp_path / "y.safetensors")
     assert equal(read(tmp_path / "y.safetensors").state)
+    write(tmp_path / "z.pth").rename(tmp_path / "z.safetensors")
+    assert equal(read(tmp_path / "z.safetensors").state)
 
 
 def test_files_from_before_torch_1_6(tmp_path):
