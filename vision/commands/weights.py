@@ -123,6 +123,9 @@ def convert(args: list[str]) -> int:
     print(f"{options.output}: {model.weights_report.layout} -> {options.layout}, {len(model.weights_report.loaded)} tensors")
     for line in str(model.weights_report).splitlines()[1:]:
         print(as_typed(line))
+    if options.layout == "huggingface":
+        eps = model.blocks[0].norm1.eps
+        print(f"  note: the file does not tell the norms' eps; build transformers' model with layer_norm_eps={eps:g}")
     return DONE
 
 

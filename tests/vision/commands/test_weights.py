@@ -222,7 +222,9 @@ def test_convert_and_back_is_exact(capsys):
         ("hf.safetensors", "back.safetensors", "timm"),
     ]:
         assert main(["weights", "convert", source, output, "--layout", layout]) == 0
-    assert "-> timm" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "-> timm" in said
+    assert "build transformers' model with layer_norm_eps=1e-06" in said  # its own default is 1e-12
     back = load_file("back.safetensors")
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
