@@ -58,7 +58,7 @@ def test_containers(tmp_path):
         assert torch.equal(vision.load_model(tmp_path / "weights.pth")(x), expected)
     raw = vision.load_model({"params": state, "params_ema": moved}, ema=False)
     assert torch.equal(raw(x), expected)
-    with pytest.raises(UserError, match=r"the state dict does not fit Restormer: it has, unexpected, extra.weight; get the whole file"):
+    with pytest.raises(UserError, match=r"does not fit Restormer: it has, unexpected, extra.weight; get the whole file"):
         vision.load_model(state | {"extra.weight": torch.zeros(1)})
 
 
