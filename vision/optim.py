@@ -51,8 +51,8 @@ SMALLEST = 8  # rows or columns of a matrix worth the work
 class Muon(torch.optim.AdamW):
     """Matrices by their momentum made orthogonal (Muon, Jordan et al. 2024), everything else by AdamW.
 
-    torch's and timm's Muon iterate in bfloat16, which takes three times as long on a CPU without units for it; here it is
-    float32, and matrices of one shape are iterated together.
+    torch's and timm's Muon iterate in bfloat16, which is slow on a CPU without units for it; here it is float32, and matrices of
+    one shape are iterated together.
 
     Args:
         groups: as of AdamW; those with `orthogonal` are the matrices (`apart`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from vision.errors import UserError
 from vision.models.features import check_indices, last_indices
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """From pictures to logits: `run`, `last_norm`, `forward_head`. A subclass gives the parts below and what is not written here.
 
     `preprocessing` (see `vision.data`) is that of the loaded weights, where they tell it. `published_as` is timm's name of a
@@ -30,19 +31,20 @@ class Backbone(nn.Module):
     prefix = 0  # tokens before those of the map
     norm: nn.Module
 
+    @abstractmethod
     def run(
         self, x: Tensor, keep: Collection[int] = (), count: int | None = None
     ) -> tuple[Tensor, dict[int, Tensor], tuple[int, int]]:
         """What the first `count` layers (None: all) make of pictures, what those in `keep` do, and its rows and columns."""
-        raise NotImplementedError("each backbone has layers of its own")
 
+    @abstractmethod
     def as_map(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """A map `b d i j` of what a layer gives."""
-        raise NotImplementedError("each backbone has layers of its own")
 
     @property
+    @abstractmethod
     def feature_info(self) -> list[dict[str, Any]]:
-        raise NotImplementedError("each backbone has maps of its own")
+        """`num_chs`, `reduction` and `module` of each map."""
 
     def last_norm(self, x: Tensor) -> Tensor:
         """The norm before the pooling."""
@@ -53,9 +55,9 @@ class Backbone(nn.Module):
         `b i j d`. A ViT that takes the mean (`global_pool="avg"`) norms that, and not its tokens."""
         return self.last_norm(self.run(x)[0])
 
+    @abstractmethod
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pooled features, through the head unless `pre_logits`."""
-        raise NotImplementedError("each backbone has a head of its own")
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         return self.forward_head(self.forward_features(x))

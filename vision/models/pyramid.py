@@ -3,6 +3,7 @@ after each stage as features."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -55,8 +56,9 @@ class Pyramid(Backbone):
     stem: Any
     stages: nn.ModuleList  # each doubles the width
 
+    @abstractmethod
     def embed(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b i j d"]:
-        raise NotImplementedError("each backbone has a stem of its own")
+        """The first map."""
 
     def init_head(self, head: nn.Module) -> None:
         """The weights of a new head; torch's own unless a backbone says otherwise."""
