@@ -65,15 +65,15 @@ def find_pictures(given: Sequence[Path]) -> list[Path]:
     """The files, and the pictures in the folders.
 
     Raises:
-        UserError: a folder holds no picture.
+        UserError: a folder has no picture.
     """
-    from vision.data import find_images
+    from vision.data.images import find_images, no_pictures
 
     found: list[Path] = []
     for path in given:
         inside = find_images(path) if path.is_dir() else [path]
         if not inside:
-            raise UserError(f"{path} holds no pictures (.jpg, .png, .webp, …); give a folder with pictures")
+            raise UserError(no_pictures(path))
         found += inside
     return found
 

@@ -81,7 +81,7 @@ def plan(given: Sequence[Path], output: Path, form: str | None, name: str = STEM
 
 def pictures_of(path: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     """Each picture, and what its copy is called below the output."""
-    from vision.data.images import find_images, find_unread, unread
+    from vision.data.images import find_images, no_pictures
 
     if not path.is_dir():
         yield path, Path(path.name)
@@ -92,9 +92,7 @@ def pictures_of(path: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     is_inside = copies.is_relative_to(folder)
     found = [picture for picture in find_images(path) if not (is_inside and picture.resolve().is_relative_to(copies))]
     if not found:
-        others = unread(find_unread(path))
-        fix = f"found {others}: convert them, for example to PNG" if others else "give a folder with pictures"
-        raise UserError(f"{path} holds no pictures (.jpg, .png, .tif, .webp, …); {fix}")
+        raise UserError(no_pictures(path))
     for picture in found:
         yield picture, picture.relative_to(path)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vision.data.images import Header, find_images, find_unread, read_image
+from vision.data.images import Header, find_images, find_unread, no_pictures, read_image
 from vision.data.pairing import (
     Finding,
     Pair,
@@ -18,7 +18,6 @@ from vision.data.pairing import (
     couple,
     find_splits,
     mismatched,
-    no_pictures,
     pair_folders,
     read_list,
     split_folders,

@@ -17,8 +17,9 @@ from rich.progress import track
 from torch.utils.data import DataLoader
 
 from vision.data.augment import NO_MIXING, Augmentation, Mixing, hashed
-from vision.data.images import check_image, find_images, is_image_file, missing, require_inside
+from vision.data.images import check_image, find_images, is_image_file, missing, no_pictures, require_inside, tell_unread
 from vision.data.loading import EpochSampler, EvaluationSampler, LoadedData, Loader, TrainingLoader
+from vision.data.pairing import SPLITS, one_each
 from vision.data.pictures import FilePictures, MemoryPictures, Pictures, Training, convert_all, hold, statistics
 from vision.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, EvaluationTransform, Preprocessing
 from vision.errors import ImageError, UserError
@@ -290,15 +291,12 @@ class ImageFolder(ClassificationData):
         if not self.root.is_dir():
             hint = "give a folder with a sub-folder of pictures for each class"
             raise UserError(f"data folder {self.root} {missing(self.root)}; {hint}")
-        splits = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-        found = {split: [self.root / name for name in names if _subfolders(self.root / name)] for split, names in splits.items()}
-        if len(found["val"]) > 1:
-            raise UserError(f"{self.root} has {' and '.join(path.name for path in found['val'])}; keep one folder for validation")
-        folders = {split: paths[0] for split, paths in found.items() if paths}
+        found = {split: [self.root / name for name in names if _subfolders(self.root / name)] for split, names in SPLITS.items()}
+        folders = one_each(self.root, found) if any(found.values()) else {}
         if folders and "train" not in folders:
             names = ", ".join(path.name for path in folders.values())
             raise UserError(f"{self.root} has {names} but no train; put the training pictures into {self.root / 'train'}/CLASS/")
-        split_names = {name for group in splits.values() for name in group}
+        split_names = {name for group in SPLITS.values() for name in group}
         flat = [path for path in _subfolders(self.root) if path.name in split_names and path not in folders.values()]
         flat = [path for path in flat if any(is_image_file(file) for file in path.iterdir())]
         if flat and (folders or all(path.name in split_names for path in _subfolders(self.root))):
@@ -323,9 +321,9 @@ class ImageFolder(ClassificationData):
 
     def _find(self, folder: Path) -> list[Path]:
         if not (paths := find_images(folder, root=self.root)):
-            raise UserError(
-                f"data folder {folder} has no pictures; put files like {folder}/CLASS/name.jpg there, or give another folder"
-            )
+            fix = f"put files like {folder}/CLASS/name.jpg there, or give another folder"
+            raise UserError(f"data folder {no_pictures(folder, fix)}")
+        tell_unread(folder, [folder])
         return paths
 
     def _labelled(self, folder: Path, classes: dict[str, list[Path]]) -> tuple[list[Path], Int[np.ndarray, " n"]]:

@@ -8,12 +8,13 @@ classification does not need them.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import struct
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -33,6 +34,8 @@ from PIL import (  # noqa: F401  (each import makes its format known to Image.OP
 )
 
 from vision.errors import ImageError, UserError
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -167,6 +170,19 @@ def unread(paths: Sequence[Path]) -> str:
     kinds = Counter(path.suffix.lower() for path in paths)
     counts = ", ".join(f"{suffix} {kinds[suffix]}" for suffix in sorted(kinds))
     return f"{len(paths)} picture{'s' * (len(paths) > 1)} of kinds that are not read ({counts})" if paths else ""
+
+
+def no_pictures(folder: Path, fix: str = "give a folder with pictures") -> str:
+    """The message, with what there is in their place."""
+    if others := unread(find_unread(folder)):
+        fix = f"found {others}: convert them, for example to PNG"
+    return f"{folder} has no pictures (.png, .jpg, .tif, …); {fix}"
+
+
+def tell_unread(place: object, folders: Iterable[Path]) -> None:
+    """Warn once of pictures of formats that are not read."""
+    if others := unread([path for folder in folders for path in find_unread(folder)]):
+        log.warning("%s: %s are passed over; convert them, for example to PNG", place, others)
 
 
 def require_inside(path: Path, root: Path) -> None:

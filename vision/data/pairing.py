@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from vision.data.images import Header, find_images, find_unread, missing, read_header, unread
+from vision.data.images import Header, find_images, missing, no_pictures, read_header
 from vision.errors import ImageError, UserError
 
 
@@ -91,11 +91,23 @@ def split_folders(root: Path) -> dict[str, Path]:
     """The folder of each split that has one; the root itself, as ``train``, where there is none.
 
     Raises:
-        UserError: the root is no folder.
+        UserError: the root is no folder, or has two for validation.
     """
     if not root.is_dir():
         raise UserError(f"data folder {root} {missing(root)}; give an existing folder with pictures")
-    return {split: root / name for split, names in SPLITS.items() for name in names if (root / name).is_dir()} or {"train": root}
+    return one_each(root, {split: [root / name for name in names if (root / name).is_dir()] for split, names in SPLITS.items()})
+
+
+def one_each(root: Path, found: dict[str, list[Path]]) -> dict[str, Path]:
+    """The folder of each split that has one; the root itself, as ``train``, where there is none.
+
+    Raises:
+        UserError: a split has two.
+    """
+    for paths in found.values():
+        if len(paths) > 1:
+            raise UserError(f"{root} has {' and '.join(path.name for path in paths)}; keep one folder for validation")
+    return {split: paths[0] for split, paths in found.items() if paths} or {"train": root}
 
 
 def pair_folders(root: Path) -> dict[str, Pair]:
@@ -113,13 +125,6 @@ def pair_folders(root: Path) -> dict[str, Pair]:
             )
         folders[split] = pair
     return folders
-
-
-def no_pictures(folder: Path, fix: str = "give a folder with pictures") -> str:
-    """The message, with what there is in their place."""
-    if others := unread(find_unread(folder)):
-        fix = f"found {others}: convert them, for example to PNG"
-    return f"{folder} has no pictures (.png, .jpg, .tif, …); {fix}"
 
 
 def read_list(file: Path) -> list[Pair]:

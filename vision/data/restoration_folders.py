@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from rich.progress import track
 from vision.data.augment import NO_MIXING, Mixing, hashed
 from vision.data.classification import check_fraction
 from vision.data.degradations import Degradation, GaussianNoise
-from vision.data.images import Header, find_images, find_unread, unread
+from vision.data.images import Header, find_images, no_pictures, tell_unread
 from vision.data.pairing import (
     Finding,
     Pair,
@@ -21,7 +21,6 @@ from vision.data.pairing import (
     couple,
     find_splits,
     mismatched,
-    no_pictures,
     pair_folders,
     read_headers,
     read_list,
@@ -210,12 +209,6 @@ def found(folder: Path, root: Path | None = None) -> list[Path]:
         fix = f"put files like {folder}/name.png there, or give another folder"
         raise UserError(f"data folder {no_pictures(folder, fix)}")
     return paths
-
-
-def tell_unread(place: object, folders: Iterable[Path]) -> None:
-    """Warn once of pictures of formats that are not read."""
-    if others := unread([path for folder in folders for path in find_unread(folder)]):
-        log.warning("%s: %s are passed over; convert them, for example to PNG", place, others)
 
 
 def split_off(splits: dict[str, list[Item]], names: Sequence[str], share: float, seed: int) -> None:

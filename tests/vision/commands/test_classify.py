@@ -123,7 +123,7 @@ def test_probabilities_do_not_depend_on_the_batch(capsys: pytest.CaptureFixture[
         (["a.png", "--weight", "w"], "unknown option --weight; did you mean --weights?"),
         (["a.png", "--weights", "w", "--top", "many"], "--top=many is not a number"),
         (["a.png", "--weights", "w", "--top", "0"], "--top: 0 is less than 1"),
-        (["empty", "--weights", "w"], "empty holds no pictures (.jpg, .png, .webp, …); give a folder with pictures"),
+        (["empty", "--weights", "w"], "empty has no pictures (.png, .jpg, .tif, …); give a folder with pictures"),
         (["a.png", "--weights", "w", "--output", "there.csv"], "there.csv exists; give another --output, or remove it"),
         (["a.png", "--weights", "w", "--output", "no/out.csv"], "cannot write no/out.csv: No such file or directory; give"),
         (["a.png", "--weights", "w", "--device", "abacus"], "--device abacus: "),

@@ -330,7 +330,7 @@ def test_formats_that_are_not_read_are_told_once(capsys):
     assert capsys.readouterr().err == told
     assert run("raw", "--output", "out") == 2
     told = "found 1 picture of kinds that are not read (.nef 1): convert them, for example to PNG"
-    assert capsys.readouterr().err == f"error: raw holds no pictures (.jpg, .png, .tif, .webp, …); {told}\n"
+    assert capsys.readouterr().err == f"error: raw has no pictures (.png, .jpg, .tif, …); {told}\n"
 
 
 @pytest.mark.usefixtures("model")
@@ -357,7 +357,7 @@ def test_dry_run_writes_nothing(capsys):
         ([], "PICTURE, --weights, --output missing; vision restore --help tells how to use it"),
         (["a.png", "--weights", "w"], "--output missing"),
         (["a.png", "--output", "out", "--weights", "w", "--tiles=3"], "unknown option --tiles; did you mean --tile?"),
-        (["empty", "--output", "out", "--weights", "w"], "empty holds no pictures (.jpg, .png, .tif, .webp, …); give a folder"),
+        (["empty", "--output", "out", "--weights", "w"], "empty has no pictures (.png, .jpg, .tif, …); give a folder"),
         (["a.png", "--output", "there", "--weights", "w"], "--output there is a file; give a folder"),
         (["a.png", "--output", "b.png", "--weights", "w"], "--output b.png is named like a picture; give a folder, the copies"),
         (["a.png", "--output", "there/out", "--weights", "w"], "there/out cannot be made: Not a directory; give another"),

@@ -237,6 +237,15 @@ def test_formats_that_are_not_read_are_told_in_training(paired: Path, caplog: py
         check_folder(paired)
 
 
+def test_two_folders_for_validation_are_refused(paired: Path) -> None:
+    for name in ("val", "validation"):
+        (paired / name).mkdir(exist_ok=True)
+    with pytest.raises(UserError, match="has val and validation; keep one folder for validation"):
+        check_folder(paired)
+    with pytest.raises(UserError, match="has val and validation; keep one folder for validation"):
+        PairedFolder(str(paired), patch=16, num_workers=0).setup("fit")
+
+
 def test_a_path_called_target_makes_no_leak_of_degraded_pictures(tmp_path: Path) -> None:
     for i, split in enumerate(("train", "test")):
         save(tmp_path / "target" / split / "input" / "8.png", 60)

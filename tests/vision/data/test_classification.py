@@ -393,7 +393,7 @@ def test_nested_and_hidden_and_other_files(folder: Folder, caplog: pytest.LogCap
     ("counts", "words"),
     [
         ({}, "data folder .*pictures does not exist; give a folder with a sub-folder of pictures for each class"),
-        ({"a": 0, "b": 0}, "data folder .*pictures has no pictures; put files like .*CLASS/name.jpg there"),
+        ({"a": 0, "b": 0}, r"data folder .*pictures has no pictures \(.*\); put files like .*CLASS/name.jpg there"),
         ({"train/a": 0, "val/a": 2}, "data folder .*train has no pictures"),
         (
             {"a": 3},
@@ -417,6 +417,15 @@ def test_mistakes_in_a_folder_are_one_line(folder: Folder, tmp_path: Path, count
     with pytest.raises(UserError, match=words) as caught:
         images_of(root)
     assert "\n" not in str(caught.value)
+
+
+def test_formats_that_are_not_read_are_told(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """timm passes over them without a word, and a class of photographs of a phone is half as large."""
+    root = folder({"a": 3, "b": 3})
+    for name in ("a/1.heic", "a/2.HEIC", "b/3.cr2"):
+        (root / name).touch()
+    images_of(root)
+    assert "3 pictures of kinds that are not read (.cr2 1, .heic 2) are passed over" in caplog.text
 
 
 def test_pictures_without_class_folders(folder: Folder) -> None:
