@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from vision.bench.contest import Row, Setting
 from vision.bench.machine import describe
-from vision.bench.report import BEGIN, END, lines, markdown, plot, read_json, write_document, write_json
+from vision.bench.report import BEGIN, END, lines, markdown, plot, read_all, read_json, write_document, write_json
 from vision.cli import main
 from vision.errors import UserError
 
@@ -75,6 +75,23 @@ def test_json_plot_and_document(rows, tmp_path: Path, capsys):
     assert "1.25" in capsys.readouterr().out
     assert len(plot(rows, machine).axes) == 3
     assert markdown(rows, machine).count("\n| ") == 4
+
+
+def test_runs_of_one_machine_are_joined(rows, tmp_path: Path, capsys):
+    """The later of two rows of one setting counts; figures of two machines are no table."""
+    machine = describe(1, "cpu")
+    again = replace(rows[0], unit="later")
+    for name, found, here in (
+        ("a", rows, machine),
+        ("b", [again], machine | {"date": "2030"}),
+        ("c", rows, machine | {"threads": 7}),
+    ):
+        write_json(tmp_path / name, found, here)
+    assert read_all([tmp_path / "a", tmp_path / "b"]) == ([rows[1], again], machine | {"date": "2030"})
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--read", str(tmp_path / "a"), str(tmp_path / "c")])
+    assert stop.value.code == 2
+    assert "c is of threads=7, " in capsys.readouterr().err
 
 
 WRONG = {

@@ -108,6 +108,26 @@ def read_json(path: Path) -> tuple[list[Row], dict[str, Any]]:
         raise UserError(f"{path} is no result of vision bench ({error}); give a file that --json has written") from error
 
 
+def read_all(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:
+    """What several runs on one machine have found, with the date of the last; of two rows of one setting, the later.
+
+    Raises:
+        UserError: a file that is none of this command, or files of unlike machines.
+    """
+    rows: list[Row] = []
+    machine: dict[str, Any] = {}
+    for path in paths:
+        found, here = read_json(path)
+        for key in machine:
+            if key != "date" and machine[key] != here[key]:
+                raise UserError(
+                    f"{path} is of {key}={here[key]!r}, {paths[0]} of {machine[key]!r}; join what one machine has found"
+                )
+        machine = here
+        rows = [row for row in rows if all(row.setting != later.setting for later in found)] + found
+    return rows, machine
+
+
 # Plot
 
 

@@ -27,11 +27,11 @@ def bench(args: list[str]) -> int:
             raise UserError(f"{path} is a folder; give the name of a file")
     from rich.console import Console
 
-    from vision.bench.report import notes, plot, read_json, table, write_document, write_json
+    from vision.bench.report import notes, plot, read_all, table, write_document, write_json
 
     console = Console(width=None if Console().is_terminal else 200)
     if options.read is not None:
-        rows, machine = read_json(options.read)
+        rows, machine = read_all(options.read)
     else:
         rows, machine = measure(options, console)
     console.print(table(rows))
@@ -70,7 +70,8 @@ def parse(args: list[str]) -> Any:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, such as bench.png")
     parser.add_argument("--write", type=Path, metavar="FILE", help="document whose marked table is written anew")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: take the figures of an earlier --json")
+    earlier = "measure nothing: take the figures of earlier --json, the later of two for a setting that both have"
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help=earlier)
     options = parser.parse_args(args)
     for case in options.cases:
         if case not in CASES:
