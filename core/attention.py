@@ -287,9 +287,8 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "b heads n e"], Float[Tensor, "b kv_heads m e"], Float[Tensor, "b kv_heads m e"], Tensor | None]:
         """Queries, keys and values, normed and turned by their place, and the bias of the scores."""
         self.check(x, memory, cache)
-        kv_dim = self.kv_heads * self.head_dim
         if self.memory_dim is None:
-            q, k, v = (self.split(t) for t in self.qkv(x).split([self.dim, kv_dim, kv_dim], dim=-1))
+            q, k, v = self.split(self.qkv(x)).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         elif cache is None:
             q, (k, v) = self.split(self.q(x)), self.of_memory(memory)
         else:
@@ -314,8 +313,8 @@ class Attention(nn.Module):
 
     def of_memory(self, memory: Float[Tensor, "b m c"] | None) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory, neither normed nor turned."""
-        k, v = self.kv(memory).chunk(2, dim=-1)
-        return self.split(k), self.split(v)
+        k, v = self.split(self.kv(memory)).split(self.kv_heads, dim=1)
+        return k, v
 
     def keys_at(self, at: Tensor | None, memory_at: Tensor | None, cache: LayerCache | None) -> Tensor | None:
         """Where all the keys are."""

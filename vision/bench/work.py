@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +70,10 @@ def gradient_size(side: Side, module: nn.Module) -> float:
 
 def count_flops(side: Side, module: nn.Module, setting: Setting) -> int:
     """Of the products and convolutions of a step."""
-    fused: dict[Any, Any] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops
-    }  # torch counts the GPU's only
+    fused: dict[Any, Any] = {  # torch counts the GPU's attention only, and the gradient of grouped convolutions as if they were not
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+        torch.ops.aten.convolution_backward: convolution_gradient_flops,
+    }
     if setting.step == "training":
         fused[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward] = attention_gradient_flops
     with FlopCounterMode(display=False, custom_mapping=fused) as counter:
@@ -89,3 +91,10 @@ def attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__
 def attention_gradient_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
     """Scores anew, and the gradients of scores, values, queries and keys: five products for two."""
     return sdpa_flop_count(q, k, v) * 5 // 2
+
+
+def convolution_gradient_flops(grad: Any, x: Any, weight: Any, *options: Any, out_shape: Any = None, **__: Any) -> int:
+    """Each of the two gradients is as much work as the output, of which every number is a sum over a kernel."""
+    transposed, wanted = options[4], options[-1]
+    places = (x if transposed else grad)[2:]
+    return 2 * grad[0] * math.prod(places) * math.prod(weight) * (wanted[0] + wanted[1])
