@@ -142,6 +142,15 @@ def test_the_product_and_attention_are_counted():
     assert product_rate("fp32", "cpu", size=64, repeats=2) > 1e6
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_the_gradient_of_a_grouped_convolution_is_twice_its_work(groups):
+    """torch counts it as if there were no groups: 9 times too much for these 8."""
+    conv = nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False)
+    side = Side(lambda: None, lambda m: m(torch.randn(2, 8, 6, 5, requires_grad=True)))
+    assert count_flops(side, conv, Setting("a", "b")) == (work := 2 * 2 * 8 * 6 * 5 * 9 * 8 // groups)
+    assert count_flops(side, conv, Setting("a", "b", "training")) == 3 * work
+
+
 # The cases
 
 
