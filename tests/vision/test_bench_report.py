@@ -47,7 +47,7 @@ def test_the_table(rows):
         "1.00 to 1.50",
         "1.05: met",
         "2 to 2 MB",
-        "50%",
+        "50% to 50%",
     ]
     assert wrong[4] == "wrong: ours lies 1.0 from timm"
 

@@ -47,7 +47,8 @@ def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             met = "" if target is None or ratio is None else f"{target:g}: {'met' if ratio['median'] >= target else 'not met'}"
             told = [f"{ratio['median']:.2f}", f"{ratio['min']:.2f} to {ratio['max']:.2f}"] if ratio else ["", ""]
             time = duration(row.sides[peer]["median"]) if peer in row.sides else ""
-            share = f"{mine['share']:.0%}" if mine.get("share") else ""
+            shares = [side["share"] for side in (mine, row.sides.get(peer, {})) if side.get("share")]
+            share = " to ".join(f"{share:.0%}" for share in shares)
             yield [*first, own, f"{peer} {time}".strip(), *told, met, memory_of(row, ours, peer), share]
 
 
