@@ -17,6 +17,11 @@ from vision.rebuild import hints
 from vision.weights.load import check_options, fill, used_with
 from vision.weights.read import Source, Weights, read, trunk
 
+ADVICE = (
+    "use the name and options that vision weights inspect tells of them, or load what fits into a model made without weights: "
+    "vision.load_weights(model, source, strict=False)"
+)
+
 
 def create_model(
     name: str,
@@ -64,7 +69,7 @@ def create_model(
         model = Features(model, chosen)
     if weights is not None:
         source = read(from_timm(name) if isinstance(weights, str) and weights == "timm" else weights)
-        model.weights_report = fill(model, source, advice="use the name and options that vision weights inspect tells of them")
+        model.weights_report = fill(model, source, advice=ADVICE)
         keep_preprocessing(trunk(model), source, options)
     return model
 

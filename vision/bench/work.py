@@ -70,7 +70,7 @@ def gradient_size(side: Side, module: nn.Module) -> float:
 
 def count_flops(side: Side, module: nn.Module, setting: Setting) -> int:
     """Of the products and convolutions of a step."""
-    fused: dict[Any, Any] = {  # torch counts the GPU's attention only, and the gradient of grouped convolutions as if they were not
+    fused: dict[Any, Any] = {  # torch counts the GPU's attention only, and gradients as if convolutions had no groups
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
         torch.ops.aten.convolution_backward: convolution_gradient_flops,
     }

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LAYOUT_NAMES = ("vision", "timm", "torchvision", "huggingface", "official")  # `save_weights` knows which are whose
 
+EPS = {"timm": 1e-6, "torchvision": 1e-6, "huggingface": 1e-12}  # of a ViT's norms, which no file tells
+
 # What is known of the licences of published weights, by layout or by family and layout. No file tells its own.
 LICENCES = {
     "timm": "timm's code is Apache-2.0, each published file has the licence of its model card",
@@ -85,7 +87,10 @@ def convert(args: list[str]) -> int:
     parser = OptionParser("weights convert", "Writes weights in another layout, as safetensors.")
     parser.add_argument("file", type=Path, metavar="FILE", help=".safetensors .pth .pt .npz .ckpt, or a folder of transformers")
     parser.add_argument("output", type=Path, metavar="OUTPUT.safetensors", help="a new file")
-    parser.add_argument("--layout", required=True, choices=LAYOUT_NAMES, help="vision is ours, which rebuilds the model alone")
+    whose = "vision is ours, which rebuilds the model alone; timm and torchvision for ViT and Swin, huggingface for ViT"
+    parser.add_argument(
+        "--layout", required=True, choices=LAYOUT_NAMES, help=f"{whose}, official (the authors' own) for DAT and Restormer"
+    )
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where neither file nor width tells them")
     parser.add_argument(
         "--window-size",
@@ -107,12 +112,17 @@ def convert(args: list[str]) -> int:
         raise UserError(f"{options.output} exists; give another OUTPUT, or remove it")
 
     import vision
-    from vision.weights.load import card_of
+    from vision.weights.fit import eps_of
+    from vision.weights.load import FAMILIES, card_of
     from vision.weights.read import read
+    from vision.weights.save import check_layout
 
     source = read(options.file, ema=not options.raw)
     if options.ema and not source.is_average:
         raise UserError(f"{options.file} holds no averaged weights beside the raw ones; leave out --ema")
+    layout = layout_of(source)[0]
+    if layout is not None and layout.family in FAMILIES:  # first: what else lacks would be in vain
+        check_layout(layout.family, options.layout)
     given = {name: getattr(options, name) for name in ("heads", "window_size", "img_size") if getattr(options, name)}
     try:
         model = vision.load_model(options.file, ema=not options.raw, **given)
@@ -123,9 +133,10 @@ def convert(args: list[str]) -> int:
     print(f"{options.output}: {model.weights_report.layout} -> {options.layout}, {len(model.weights_report.loaded)} tensors")
     for line in str(model.weights_report).splitlines()[1:]:
         print(as_typed(line))
-    if options.layout == "huggingface":
-        eps = model.blocks[0].norm1.eps
-        print(f"  note: the file does not tell the norms' eps; build transformers' model with layer_norm_eps={eps:g}")
+    if isinstance(model, vision.models.ViT) and options.layout != "vision":
+        default, eps = EPS[options.layout], eps_of(model)
+        if eps not in (None, default):
+            print(f"  note: the norms have eps={eps:g}; build {options.layout}'s model with it (its own default is {default:g})")
     return DONE
 
 
@@ -170,7 +181,8 @@ def describe(file: Path) -> dict[str, str]:
     if source.is_average:
         found["holds"] = "averaged and raw weights (convert takes --ema or --raw)"
     last = list(peeled(source.state))[-1]
-    found["parameters"] = f"{count(last):,}"
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in last.values() if tensor.is_floating_point()}
+    found["parameters"] = f"{count(last):,}" + (f" ({', '.join(sorted(kinds))})" if kinds != {"float32"} else "")
     if layout or card:
         found["licence"] = licence(layout)
     return found | checked(source, card, layout, options, untold)

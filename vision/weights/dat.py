@@ -273,6 +273,11 @@ def fit_tables(fit: Adapted, model: DAT) -> None:
 # Ours to theirs
 
 
+def untold(_: Any) -> dict[str, Any]:
+    """Nothing: the tensors tell all."""
+    return {}
+
+
 def to_layout(model: Any, layout: str) -> dict[str, Tensor]:
     """The model's tensors under the published names, with the indices and masks that the published code stores.
 

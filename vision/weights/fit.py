@@ -157,6 +157,11 @@ def told(value: Any) -> str:
     return f"({', '.join(map(told, value))})" if isinstance(value, tuple) else repr(value)
 
 
+def eps_of(model: nn.Module) -> float | None:
+    """Of the norms."""
+    return next((module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)), None)
+
+
 def fit_eps(fit: Adapted, model: nn.Module, eps: float | None) -> None:
     """The eps of the source's norms, where it tells one (transformers' default is 1e-12)."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]

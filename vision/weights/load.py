@@ -163,8 +163,10 @@ def from_layout(weights: Weights, state: dict[str, Tensor], layout: Layout) -> C
         options = own_options(weights)
         told = ("heads", "global_pool", "eps", "window_size", "img_size", "patch_size", "position")
         return Converted(state, options={name: options[name] for name in told if name in options}, own=options)
-    peeled_weights = Weights(weights.name, state, module=weights.module, config=weights.config)
-    return FAMILIES[layout.family].from_layout(peeled_weights, layout.name)
+    peeled_weights = Weights(weights.name, state, module=weights.module, config=weights.config, told=weights.told)
+    converted = FAMILIES[layout.family].from_layout(peeled_weights, layout.name)
+    converted.options |= weights.told
+    return converted
 
 
 def own_options(weights: Weights) -> dict[str, Any]:

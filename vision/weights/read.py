@@ -46,6 +46,7 @@ class Weights:
         state: tensors by name, still under the names of the source.
         card: plain values that rebuild the model, in files of ours (see `vision.tasks`).
         module: the live module, if that was the source.
+        told: options that the tensors do not tell, in files that we wrote in another layout (`save_weights`).
         config, processor: what transformers' config.json and preprocessor_config.json beside the file say, if they are there.
         is_average: the source held an average beside the raw weights, and this is it.
     """
@@ -54,6 +55,7 @@ class Weights:
     state: dict[str, Tensor]
     card: dict[str, Any] | None = None
     module: nn.Module | None = None
+    told: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     processor: dict[str, Any] = field(default_factory=dict)
     is_average: bool = False
@@ -85,6 +87,8 @@ def read(source: Source, *, ema: bool = True) -> Weights:
         weights = Weights(path.name, read_npz(path))
     else:
         weights = from_mapping(path.name, read_pickle(path), ema)
+    if Path(source).is_dir():
+        weights.name = f"{Path(source).name}/{path.name}"
     weights.config = read_config(path.parent / "config.json", "model_type")
     weights.processor = read_config(path.parent / "preprocessor_config.json", "image_mean")
     return weights
@@ -187,12 +191,31 @@ def from_safetensors(path: Path) -> Weights:
     try:
         with safe_open(path, framework="pt") as file:
             state, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        card = json.loads(metadata["vision"]) if "vision" in metadata else None
+        card, told = (json.loads(metadata[key]) if key in metadata else None for key in ("vision", "vision_options"))
     except Exception as error:
         raise UserError(cut_short(path)) from error
     if card is not None and not isinstance(card, dict):
         raise UserError(f"{path} has a description that is no mapping but {type(card).__name__}; use the file it was made from")
-    return Weights(path.name, state, card=card)
+    return Weights(path.name, state, card=card, told=checked_options(told))
+
+
+def checked_options(told: Any) -> dict[str, Any]:
+    """Options of the kinds that `save_weights` writes; whatever else a file says is left out."""
+    found: dict[str, Any] = {}
+    for name, value in told.items() if isinstance(told, dict) else ():
+        if (name in ("heads", "img_size") and is_size(value)) or (name == "eps" and isinstance(value, float) and 0 < value < 1):
+            found[name] = value
+        elif name in ("windows", "extents") and isinstance(value, list) and all(is_size_pair(pair) for pair in value):
+            found[name] = tuple(map(tuple, value))
+    return found
+
+
+def is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**20
+
+
+def is_size_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_size, value))
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
@@ -252,9 +275,8 @@ def from_mapping(name: str, mapping: Any, ema: bool) -> Weights:
         mapping = mapping[average if is_average else raw]
     state = {str(k): torch.as_tensor(v) for k, v in mapping.items() if isinstance(v, (Tensor, np.ndarray))}
     if not state:
-        raise UserError(
-            f"{name} holds no tensors, but {', '.join(map(str, list(mapping)[:5])) or 'nothing'}; pass a file of weights"
-        )
+        others = f"no tensors, but {', '.join(map(str, list(mapping)[:5]))}" if mapping else "nothing"
+        raise UserError(f"{name} holds {others}; pass a file of weights")
     if card is not None:
         state = {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}
     return Weights(name, state, card=card, is_average=is_average)

@@ -28,7 +28,8 @@ def save_weights(
         model: a model, or a task (its model is saved).
         path: an existing file is replaced.
         layout: "vision": ours, from which `vision.load_model` rebuilds the model with its `.classes` and
-            `.preprocessing`; "timm", "torchvision" or "huggingface": tensors alone, under their names.
+            `.preprocessing`; "timm", "torchvision", "huggingface" or "official": tensors under their names, and in the
+            file's metadata, which others pass over, what those do not tell (heads, windows, picture size, eps).
         card: what the file shall say of the model instead (`Classification.card()`).
 
     Raises:
@@ -45,7 +46,8 @@ def save_weights(
         state = {name: tensor.detach() for name, tensor in tensors.items() if first[name] == name}  # tied tensors once
         metadata = {"format": "pt", "vision": json.dumps(dict(card or card_for(model)))}
     else:
-        state, metadata = foreign(model, layout), {"format": "pt"}
+        state, told = foreign(model, layout)
+        metadata = {"format": "pt", "vision_options": json.dumps(told)}
     write(path, apart(state), metadata)
 
 
@@ -69,12 +71,18 @@ def is_restorer(model: nn.Module) -> bool:
     return hasattr(model, "scale") and hasattr(model, "multiple")
 
 
-def foreign(model: nn.Module, layout: str) -> dict[str, Tensor]:
-    family = next((family for family in FAMILIES.values() if isinstance(model, family.MODEL)), None)
-    known = ("vision", *(family.LAYOUTS if family else ()))
-    if family is None or layout not in known:
-        raise UserError(f"layout={layout!r} is not defined for {type(model).__name__}; use {' or '.join(map(repr, known))}")
-    return family.to_layout(model, layout)
+def foreign(model: nn.Module, layout: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors in another layout, and the options that they do not tell."""
+    name = next((name for name, family in FAMILIES.items() if isinstance(model, family.MODEL)), type(model).__name__)
+    check_layout(name, layout)
+    return FAMILIES[name].to_layout(model, layout), FAMILIES[name].untold(model)
+
+
+def check_layout(family: str, layout: str) -> None:
+    """Raises: UserError: models of the family are not written in this layout."""
+    known = ("vision", *(FAMILIES[family].LAYOUTS if family in FAMILIES else ()))
+    if layout not in known:
+        raise UserError(f"layout={layout!r} is not defined for {family}; use {' or '.join(map(repr, known))}")
 
 
 def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import init_weights
 from vision.weights.family import Adapted, Converted, IncompleteError
-from vision.weights.fit import fit_classes, fit_eps, fit_options, fit_stem
+from vision.weights.fit import eps_of, fit_classes, fit_eps, fit_options, fit_stem
 from vision.weights.read import Weights
 from vision.weights.windows import (
     fit_extents,
@@ -269,6 +269,12 @@ def to_layout(model: Swin, layout: str) -> dict[str, Tensor]:
     if layout == "timm":
         return split_biases(state) if isinstance(model, SwinV2) else state
     return as_torchvision(state, model)
+
+
+def untold(model: Swin) -> dict[str, Any]:
+    """Windows, picture size and eps, which a state dict in another layout does not always tell."""
+    told = of_options(model.options, len(model.stages)) | {"img_size": model.options["img_size"], "eps": eps_of(model)}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def split_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from core import Attention, ContinuousBias, LayerNorm, Learned, Position, Relati
 from vision.errors import UserError
 from vision.models.vit import ViT, init_weights
 from vision.weights.family import Adapted, Converted, IncompleteError
-from vision.weights.fit import fit_classes, fit_distances, fit_eps, fit_options, fit_stem, fit_table
+from vision.weights.fit import eps_of, fit_classes, fit_distances, fit_eps, fit_options, fit_stem, fit_table
 from vision.weights.read import Weights
 
 MODEL = ViT
@@ -107,7 +107,7 @@ def from_layout(weights: Weights, layout: str) -> Converted:
     if TABLE[column] in theirs:
         state["position.table"] = table_of(theirs[TABLE[column]], options["class_tokens"], options["reg_tokens"])
     notes = fill_biases(state)
-    if layout == "huggingface" and "eps" not in options:
+    if layout == "huggingface" and "eps" not in options | weights.told:
         notes.append(
             "transformers files do not tell the norms' eps (its default is 1e-12, ours 1e-6); load the folder or live model"
         )
@@ -436,3 +436,9 @@ def split_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 theirs = f"cls_{theirs}"
             result[theirs if "classifier." in theirs else trunk + theirs] = piece
     return result
+
+
+def untold(model: ViT) -> dict[str, Any]:
+    """Heads and eps, which no layout but ours tells."""
+    eps = eps_of(model)
+    return {"heads": model.options["heads"]} | ({} if eps is None else {"eps": eps})

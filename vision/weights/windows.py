@@ -62,9 +62,11 @@ def of_module(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """From transformers' config of Swin v2; the one of Swin says nothing that tables do not."""
-    if config.get("model_type") != "swinv2" or not isinstance(config.get("image_size"), int):
+    """From transformers' config; of Swin the size alone, since its tables tell the windows."""
+    if config.get("model_type") not in ("swin", "swinv2") or not isinstance(config.get("image_size"), int):
         return {}
+    if config["model_type"] == "swin":
+        return {"img_size": config["image_size"]}
     windows = stage_windows(config["window_size"], config["image_size"], config["patch_size"], len(config["depths"]))
     pretrained = config.get("pretrained_window_sizes") or [0] * len(windows)
     extents = tuple(pair(before) if before else window for before, window in zip(pretrained, windows, strict=False))

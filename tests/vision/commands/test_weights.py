@@ -224,7 +224,7 @@ def test_convert_and_back_is_exact(capsys):
         assert main(["weights", "convert", source, output, "--layout", layout]) == 0
     said = capsys.readouterr().out
     assert "-> timm" in said
-    assert "build transformers' model with layer_norm_eps=1e-06" in said  # its own default is 1e-12
+    assert "have eps=1e-06; build huggingface's model with it (its own default is 1e-12)" in said
     back = load_file("back.safetensors")
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())

@@ -232,7 +232,7 @@ def test_a_pickle_that_is_no_mapping(content, tmp_path):
 
 
 def test_a_mapping_without_tensors(tmp_path):
-    refused(write(tmp_path / "x.pth", {"epoch": 3, "model": {}}), r"x.pth holds no tensors, but nothing; pass a file of weights")
+    refused(write(tmp_path / "x.pth", {"epoch": 3, "model": {}}), r"x.pth holds nothing; pass a file of weights")
     refused({"epoch": 3}, r"the state dict holds no tensors, but epoch; pass a file of weights")
 
 

@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
 import timm
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vision
 import vision.weights.save
-from core import Combined, Learned, RelativeTable, Rotary
+from core import Combined, LayerNorm, Learned, RelativeTable, Rotary
 from vision.errors import UserError
-from vision.models import Features, ViT
+from vision.models import Features, SwinV2, ViT
+from vision.weights.read import read
 
 
 def small(**options) -> ViT:
@@ -160,3 +162,28 @@ def test_a_model_that_does_not_tell_how_it_was_built(tmp_path):
     with pytest.raises(UserError, match="Linear does not tell how it was built"):
         vision.save_weights(nn.Linear(2, 2), tmp_path / "x.safetensors")
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["timm", "torchvision", "huggingface"])
+def test_a_file_in_another_layout_tells_what_its_tensors_do_not(layout, perturbed, tmp_path):
+    """Heads of a width that no published ViT has, and the eps of norms; other programs pass over the metadata."""
+    source = perturbed(small(heads=8, norm=partial(LayerNorm, eps=1e-5)))
+    vision.save_weights(source, tmp_path / "x.safetensors", layout=layout)
+    model = vision.load_model(tmp_path / "x.safetensors")
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model(x), source.eval()(x))
+    assert set(metadata(tmp_path / "x.safetensors")) == {"format", "vision_options"}
+
+
+def test_windows_of_swin_v2_come_back_from_timms_layout(perturbed, tmp_path):
+    source = perturbed(SwinV2(img_size=64, dim=16, depths=(2, 2), heads=(1, 2), window_size=4, num_classes=3)).eval()
+    vision.save_weights(source, tmp_path / "x.safetensors", layout="timm")
+    model = vision.load_model(tmp_path / "x.safetensors", padding=source.options.get("padding", "pad_then_roll"))
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(model(x), source(x))
+
+
+def test_options_that_no_program_of_ours_wrote_are_left_out(tmp_path):
+    told = {"heads": "3", "img_size": -1, "eps": 7.0, "windows": [[4, 4], [0, 4]], "extents": 4, "position": "os.system"}
+    save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors", {"vision_options": json.dumps(told)})
+    assert read(tmp_path / "x.safetensors").told == {}

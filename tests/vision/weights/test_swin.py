@@ -371,3 +371,11 @@ def test_each_layout_is_told_apart():
     for kind in (Swin, SwinV2):
         found = detect(kind(64, 4, 3, 7, 32, (1, 1), (1, 2), 4).state_dict())
         assert (found.family, found.name) == (kind.__name__, "vision")
+
+
+def test_transformers_config_tells_the_picture_size_of_swin(tmp_path):
+    """Where the last window covers a part of its map only, no table tells it."""
+    huggingface_v1(image_size=128).save_pretrained(tmp_path)
+    model = vision.load_model(tmp_path)
+    assert model.options["img_size"] == 128
+    assert not any("picture size" in note for note in model.weights_report.notes)
