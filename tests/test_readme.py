@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vision
 from vision.cli import COMMANDS, main
 
 README = Path("README.md").read_text()
@@ -49,6 +50,15 @@ def test_commands_run_in_order_on_a_few_batches(tmp_path: Path, monkeypatch: pyt
     assert re.search(r"^.*my_shoe\.png.*\d ?%|^.*my_shoe\.png.*0\.\d", capsys.readouterr().out, flags=re.MULTILINE)
     with Image.open("restored/my_photo.png") as restored:
         assert restored.size == (28, 28)
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vision.save_weights(vision.create_model("vit_small_patch16_224"), "vit_small.safetensors", layout="timm")
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(block, {})
 
 
 @pytest.mark.slow
