@@ -81,6 +81,11 @@ def psnr(
     return peak_signal_noise_ratio(a, b, data_range=1.0, reduction="none", dim=(1, 2, 3))
 
 
+def fits_ssim(image: Float[Tensor, "b c h w"], protocol: Protocol) -> bool:
+    """Whether the picture is as large as SSIM's window, without its border."""
+    return min(image.shape[-2:]) - 2 * protocol.crop_border >= WINDOW
+
+
 def ssim(
     restored: Float[Tensor, "b c h w"], clean: Float[Tensor, "b c h w"], protocol: Protocol | None = None
 ) -> Float[Tensor, " b"]:

@@ -117,6 +117,11 @@ def load(weights: Path, device: str | None) -> nn.Module:
         raise UserError(f"{weights}: {error}") from error
     if channels_of(model) is None:
         raise UserError(f"{weights}: {type(model).__name__} takes no pictures; give the weights of a restorer such as Restormer")
+    if getattr(model, "dual_pixel", False):
+        raise UserError(
+            f"{weights}: the model takes two views of a dual-pixel camera at once, which no picture file holds; "
+            "use vision.restore(model, array) with both side by side, h w 6"
+        )
     for note in getattr(getattr(model, "weights_report", None), "notes", []):
         print(f"note: {note}", file=sys.stderr)
     if degradation := getattr(model, "degradation", ""):  # weights for other damage give a picture too, and no error
@@ -149,7 +154,7 @@ class Restoration:
 
         self.model, self.options = model, options
         self.keep = {identity(job.source) for job in jobs} - {None}
-        check_options(options.mode, options.overlap, options.blend)
+        check_options(options.mode, options.tile, options.overlap, options.blend)
         Way(model, options.mode, options.memory, options.tile, options.overlap)
 
     def __call__(self, job: Job, show: Callable[[float], None]) -> str:

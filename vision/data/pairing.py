@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from vision.data.images import Header, find_images, missing, no_pictures, read_header
+from vision.data.images import Header, find_images, is_image_file, missing, no_pictures, read_header
 from vision.errors import ImageError, UserError
 
 
@@ -138,6 +138,8 @@ def read_list(file: Path) -> list[Pair]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        if is_image_file(file):
+            raise UserError(f"{file} is a picture; give a folder of pictures, or a text file that lists pairs") from error
         raise UserError(
             f"list {file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'}); give a text file"
         ) from error

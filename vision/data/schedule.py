@@ -63,12 +63,12 @@ def check_stages(stages: Sequence[Stage], scale: int, multiple: int) -> None:
         check_patch(f"patch of stage {number}", stage.patch, scale, multiple)
         if stage.batch < 1:
             raise UserError(f"batch of stage {number}={stage.batch} is too small; use 1 or more")
-        if stage.steps < 0 or stage.share < 0 or bool(stage.steps) == bool(stage.share):
+        if stage.steps < 0 or not stage.share >= 0 or bool(stage.steps) == bool(stage.share):
             raise UserError(f"stage {number} has steps={stage.steps} and share={stage.share:g}; give one of them, more than 0")
         if bool(stage.steps) != bool(stages[0].steps):
             raise UserError(f"stage {number} and stage 1 mix steps and share; use the same for all stages")
     total = sum(stage.share for stage in stages)
-    if stages[0].share and abs(total - 1) > 1e-6:
+    if stages[0].share and not abs(total - 1) <= 1e-6:
         raise UserError(f"the shares of the stages sum to {total:g}; they must sum to 1")
 
 

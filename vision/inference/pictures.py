@@ -44,7 +44,9 @@ def take_pil(image: Image.Image) -> tuple[Float[Tensor, "1 c h w"], Back[Image.I
     elif image.mode in ("1", "P"):
         image = image.convert("L" if image.mode == "1" else "RGB")
     if image.mode not in PLAIN_MODES:
-        raise UserError(f"a PIL image of mode {image.mode} is not restored as it is; convert it first, with image.convert('RGB')")
+        wide = image.mode in ("I", "F")  # which Pillow would cut to 8 bits
+        fix = "pass np.asarray(image) as uint16, or as float in 0..1" if wide else "convert it first, with image.convert('RGB')"
+        raise UserError(f"a PIL image of mode {image.mode} is not restored as it is; {fix}")
     values, back = take_array(np.asarray(image))
 
     def make(values: Tensor) -> Image.Image:

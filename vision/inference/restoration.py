@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from core.options import is_number
 from vision.errors import UserError
 from vision.inference.pictures import Kind, match_channels, split_alpha, take
 from vision.inference.progress import Progress
@@ -53,7 +56,7 @@ def restore(
         memory: the most that the model may allocate, beside its weights and the picture: bytes, or such as "8GB". None is
             most of what is free.
         tile: side of a tile in pixels, a multiple of the model's; None is as memory allows, up to 512.
-        overlap: of tiles, in pixels; None is a quarter of the tile, up to 32.
+        overlap: of tiles, in pixels; None is a quarter of the tile, up to 32. With it, as with a `tile`, "auto" makes tiles.
         self_ensemble: the mean over the picture's 8 turns and reflections: 8 times the time, slightly better.
         blend: share of the restored picture, 0..1; the rest is the picture as it was.
         progress: called as the work goes on, with the share that is done, 0..1.
@@ -62,7 +65,7 @@ def restore(
         UserError: a classifier, a picture that is not understood, a mode that the model cannot do, memory for nothing (with
             the least that works), options out of range, a result that is not finite.
     """
-    check_options(mode, overlap, blend)
+    check_options(mode, tile, overlap, blend)
     check_restorer(model)
     values, back = take(image)
     colour, alpha = split_alpha(values, channels_of(model))
@@ -127,9 +130,14 @@ def scale_of(model: nn.Module) -> int:
     return getattr(model, "scale", 1)
 
 
-def check_options(mode: str, overlap: int | None, blend: float) -> None:
+def check_options(mode: str, tile: Any, overlap: Any, blend: Any) -> None:
     if mode not in MODES:
         raise UserError(f"mode={mode!r} is unknown; use {', '.join(map(repr, MODES))}")
+    for name, value in (("tile", tile), ("overlap", overlap)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise UserError(f"{name}={value!r} is no whole number; use pixels, such as 64")
+    if not is_number(blend):
+        raise UserError(f"blend={blend!r} is no number; use 0 (the picture as it was) to 1 (restored)")
     if overlap is not None and overlap < 0:
         raise UserError(f"overlap={overlap} is negative; use 0 or more pixels, such as 32")
     if not 0 <= blend <= 1:

@@ -26,7 +26,7 @@ class Way:
 
     Args:
         model, mode, memory, tile, overlap: as `vision.restore`. A `tile` of the model's own is what it restores best in, and
-            "auto" then means tiles of this side, as it does with a `tile` given.
+            "auto" then means tiles of this side, as it means tiles with a `tile` or an `overlap` given.
 
     Raises:
         UserError: the mode is not the model's, or memory, tile or overlap not enough.
@@ -41,7 +41,7 @@ class Way:
             name, value = ("tile", tile) if tile is not None else ("overlap", overlap)
             raise UserError(f"{name}={value} is of tiles, and mode={mode!r} makes none; use mode='tile', or leave {name} out")
         tile = own if tile is None and own and mode in ("auto", "tile") else tile
-        if tile is not None:
+        if tile is not None or overlap is not None:
             mode = "tile"
         self.mode, self.tile, self.overlap = mode, tile, overlap
         self.memory = None if memory is None else parse_memory(memory)
@@ -61,7 +61,7 @@ class Way:
         if tile is not None and tile - self.overlap_of(tile) < self.multiple:
             raise UserError(
                 f"overlap={self.overlap_of(tile)} leaves nothing of tile={tile} to go on by, in steps of {self.multiple}; "
-                f"use overlap={max(0, tile - self.multiple)} or less, or a larger tile"
+                f"use {at_most(max(0, tile - self.multiple))}, or a larger tile"
             )
 
     def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
@@ -71,7 +71,8 @@ class Way:
             return torch.cat([self.one_of(x, index) for index in range(len(x))])
         if self.mode == "whole":
             raise UserError(
-                f"{self.limit_name(x)} is too little for {size(x)} at once, which take {spell(self.need(x))}; use mode='auto'"
+                f"{self.limit_name(x)} is too little for {size(x)} at once; use memory='{spell(self.need(x))}' or more, "
+                "or mode='auto'"
             )
         if self.mode == "stream" or (self.mode == "auto" and self.can_stream):
             return self.stream(x)
@@ -161,6 +162,10 @@ class Way:
 
     def per_pixel(self, x: Tensor) -> float:
         return bytes_per_pixel(self.model, x, math.ceil(SMALL / self.multiple) * self.multiple)
+
+
+def at_most(overlap: int) -> str:
+    return f"overlap={overlap}" + " or less" * (overlap > 0)
 
 
 def size(x: Tensor) -> str:

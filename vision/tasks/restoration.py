@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from vision.errors import UserError
 from vision.inference.restoration import check_turnable, ensemble, run
 from vision.inference.ways import Way
 from vision.losses import check_loss
-from vision.metrics import Protocol, psnr, ssim
+from vision.metrics import Protocol, fits_ssim, psnr, ssim
 from vision.optim import warmup_cosine
 from vision.rebuild import build, describe, path_of, plain
 from vision.tasks.base import OptimizerName, Task
@@ -207,9 +209,10 @@ class Restoration(Task):
             )
         score = self.score(name, "restored", restored, clean)
         self.log_dict(
-            {f"{stage}/loss": self.loss(restored, clean), f"{stage}/psnr": score.psnr, f"{stage}/ssim": score.ssim},
+            {f"{stage}/loss": self.loss(restored, clean), f"{stage}/psnr": score.psnr},
             prog_bar=stage == "val", on_epoch=True, batch_size=1, sync_dist=True,
         )  # fmt: skip
+        self.log_ssim(f"{stage}/ssim", score.ssim)
         first = self.score(name, self.before, before, clean) if stage == "test" or len(self.panels) < PANELS else None
         if first is not None and len(self.panels) < PANELS:
             shown = [middle(x[0].detach().float().clamp(0, 1).cpu()) for x in (before, restored, clean)]
@@ -218,12 +221,18 @@ class Restoration(Task):
 
     def measure_ensemble(self, degraded: Tensor, clean: Tensor, names: Any) -> None:
         score = self.score(str(names[0]), ENSEMBLE, ensemble(self.way, degraded), clean)
-        scores = {"test/psnr_self_ensemble": score.psnr, "test/ssim_self_ensemble": score.ssim}
-        self.log_dict(scores, on_epoch=True, batch_size=1, sync_dist=True)
+        self.log("test/psnr_self_ensemble", score.psnr, on_epoch=True, batch_size=1, sync_dist=True)
+        self.log_ssim("test/ssim_self_ensemble", score.ssim)
+
+    def log_ssim(self, name: str, value: float) -> None:
+        """A picture without one counts nothing, on every process: one that logs less would wait for the others."""
+        counts, bar = int(not math.isnan(value)), name.startswith("val")
+        self.log(name, value if counts else 0.0, prog_bar=bar, on_epoch=True, batch_size=counts, sync_dist=True)
 
     def score(self, name: str, method: str, restored: Tensor, clean: Tensor) -> Score:
         """Measures a picture, and keeps the score for the table of a test."""
-        score = Score(name, method, float(psnr(restored, clean, self.protocol)), float(ssim(restored, clean, self.protocol)))
+        similar = float(ssim(restored, clean, self.protocol)) if fits_ssim(clean, self.protocol) else math.nan
+        score = Score(name, method, float(psnr(restored, clean, self.protocol)), similar)
         self.scores.append(score)
         self.compared = clean.shape[1]
         return score
@@ -302,9 +311,11 @@ def middle(image: Float[Tensor, "c h w"], side: int = SIDE) -> Float[Tensor, "c 
 
 
 def written(score: Score | None) -> str:
-    return f"{score.psnr:.2f} / {score.ssim:.4f}" if score else "–"
+    if score is None:
+        return "–"
+    return f"{score.psnr:.2f} / " + ("–" if math.isnan(score.ssim) else f"{score.ssim:.4f}")  # too small for its window
 
 
 def mean(scores: list[Score]) -> Score:
-    n = len(scores)
-    return Score("mean", scores[0].method, sum(s.psnr for s in scores) / n, sum(s.ssim for s in scores) / n)
+    similar = [s.ssim for s in scores if not math.isnan(s.ssim)]
+    return Score("mean", scores[0].method, fmean(s.psnr for s in scores), fmean(similar) if similar else math.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_shares_are_of_the_optimizer_steps() -> None:
         ([Stage(64, 8, steps=5, share=0.5)], "stage 1 has steps=5 and share=0.5; give one of them"),
         ([Stage(64, 8, steps=-5)], "stage 1 has steps=-5"),
         ([Stage(64, 8, share=0.5), Stage(64, 8, steps=5)], "stage 2 and stage 1 mix steps and share"),
+        ([Stage(64, 8, share=math.nan)], "stage 1 has steps=0 and share=nan; give one of them, more than 0"),
         ([Stage(64, 8, share=0.5), Stage(64, 8, share=0.4)], "the shares of the stages sum to 0.9; they must sum to 1"),
     ],
 )

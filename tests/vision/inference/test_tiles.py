@@ -102,13 +102,46 @@ def test_tiles_are_what_the_model_works_in():
     assert (72, 72) in shapes
 
 
+def test_an_overlap_means_tiles():
+    """Not passed over where the picture would go through whole."""
+    shapes = []
+
+    class Noting(nn.Module):
+        multiple = 8
+
+        def forward(self, x):
+            shapes.append(tuple(x.shape[-2:]))
+            return x
+
+    vision.restore(Noting(), np.zeros((700, 96, 3), np.uint8), overlap=16)
+    assert max(h for h, _ in shapes) < 700
+
+
 def test_errors():
     image, model = np.zeros((200, 200, 3), np.uint8), Restormer(dim=2, depths=(1, 1, 1, 1), heads=(1, 1, 1, 1))
     for options, message in (
         ({"tile": 100}, r"tile=100 is not a multiple of 8, which Restormer works in; use 96"),
         ({"tile": 0}, r"tile=0 is not a multiple of 8, which Restormer works in; use 8"),
         ({"tile": 64, "overlap": 60}, r"overlap=60 leaves nothing of tile=64 to go on by, in steps of 8; use overlap=56 or less"),
+        (
+            {"tile": 8, "overlap": 6},
+            r"overlap=6 leaves nothing of tile=8 to go on by, in steps of 8; use overlap=0, or a larger tile",
+        ),
         ({"overlap": -1}, r"overlap=-1 is negative; use 0 or more pixels, such as 32"),
     ):
         with pytest.raises(UserError, match=message):
             vision.restore(model, image, mode="tile", **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tile": 64.0}, r"tile=64.0 is no whole number; use pixels, such as 64"),
+        ({"overlap": True}, r"overlap=True is no whole number; use pixels, such as 64"),
+        ({"blend": "0.5"}, r"blend='0.5' is no number; use 0 \(the picture as it was\) to 1"),
+    ],
+)
+def test_options_of_other_types_are_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        vision.restore(nn.Identity(), np.zeros((20, 20, 3), np.uint8), **options)

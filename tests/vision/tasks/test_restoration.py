@@ -158,6 +158,16 @@ def test_metrics_are_the_mean_over_whole_pictures(tmp_path) -> None:
     assert rows[2][2] == f"{np.mean(expected[0]):.2f} / {np.mean(expected[1]):.4f}"
 
 
+def test_a_picture_too_small_for_ssim_is_measured_without_it(tmp_path) -> None:
+    task = Restoration(tiny())
+    found = quiet(trainer_in(tmp_path).test, task, Waves(sizes=((20, 27), (8, 8))), verbose=False)[0]
+    ((_, rows),) = task.tables().values()
+    large, small, mean = (row[2].split(" / ") for row in rows)
+    assert (small[1], mean[1]) == ("–", large[1])
+    assert found["test/ssim"] == pytest.approx(float(large[1]), abs=1e-4)
+    assert found["test/psnr"] == pytest.approx((float(large[0]) + float(small[0])) / 2, abs=0.01)
+
+
 @pytest.mark.parametrize("space", ["rgb", "y"])
 def test_the_table_of_gray_pictures_says_gray(space: Any, tmp_path) -> None:
     task = Restoration(tiny(1), protocol=Protocol(space))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from core.options import is_number
 from vision.errors import UserError
 
 Number = int | float
@@ -76,8 +77,8 @@ def checked_range(name: str, value: Range | Sequence[float], low: Number, high: 
         UserError: not one or two numbers, out of bounds, or the wrong way round.
     """
     ends = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
-        raise UserError(f"{name}={value} is out of range; use a number from {low:g} to {high:g}, or two in order: [from, to]")
+    if len(ends) != 2 or not all(map(is_number, ends)) or not low <= ends[0] <= ends[1] <= high:
+        raise UserError(f"{name}={value!r} is out of range; use a number from {low:g} to {high:g}, or two in order: [from, to]")
     return float(ends[0]), float(ends[1])
 
 
