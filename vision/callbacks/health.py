@@ -26,6 +26,8 @@ class TrainingHealth(Callback):
     16-bit floats (`16-mixed`) an infinite gradient under a finite loss is the loss scaler's to handle: it skips such a
     step itself, and counts here towards `stop_after` only.
 
+    A training loss that has risen to more than `DIVERGED` times its lowest epoch is warned of: it seldom comes back by itself.
+
     When memory runs out, the error that Lightning raises tells batch, picture size, peak and what to try, in one line.
 
     Args:
@@ -36,6 +38,8 @@ class TrainingHealth(Callback):
         UserError: (from the training) a step was not finite.
     """
 
+    DIVERGED = 10.0
+
     def __init__(self, on_nonfinite: Literal["stop", "skip"] = "stop", stop_after: int = 10) -> None:
         if on_nonfinite not in ("stop", "skip"):
             raise UserError(f'on_nonfinite={on_nonfinite!r} of TrainingHealth is unknown; use "stop" or "skip"')
@@ -45,6 +49,7 @@ class TrainingHealth(Callback):
         self.stop_after = stop_after
         self.skipped = 0
         self.in_a_row = 0
+        self.lowest = float("inf")  # mean training loss of an epoch
         self.loss: Tensor | None = None  # sum over the batches of this optimizer step
         self.statistics: list[Tensor] = []  # running statistics before this optimizer step
         self.shape: tuple[int, ...] = ()  # of the last batch of pictures, for the words about memory
@@ -99,6 +104,15 @@ class TrainingHealth(Callback):
         self.shape = shape_of(batch)
         if self.on_nonfinite == "skip" and self.loss is None:
             self.statistics = [buffer.clone() for buffer in running_statistics(pl_module)]
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loss = float(trainer.callback_metrics.get("train/loss_epoch", float("nan")))  # of a task that logs its mean
+        if 0 < self.lowest * self.DIVERGED < loss:
+            rank_zero_warn(
+                f"epoch {trainer.current_epoch + 1}: the training loss is {loss:.4g}, its lowest was {self.lowest:.4g}: the "
+                "training has diverged; stop it and start again with a lower learning rate, or with trainer.gradient_clip_val 1.0"
+            )
+        self.lowest = min(self.lowest, loss) if loss == loss else self.lowest
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.skipped:

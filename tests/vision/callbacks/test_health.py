@@ -51,6 +51,22 @@ def equal(left, right):
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+def test_a_training_that_has_diverged_is_warned_of_once_an_epoch(task, data, trainer):
+    """A denoiser's loss of 0.03 rose to 6.5, finite all the while, and the run went on for an hour."""
+    module = task()
+
+    def training_step(batch, batch_idx):
+        loss = sum(p.sum() for p in module.parameters()) * 0 + (0.03, 6.5, 0.02)[module.current_epoch]
+        module.log("train/loss", loss.detach(), on_step=True, on_epoch=True)
+        return loss
+
+    module.training_step = training_step
+    told = r"epoch 2: the training loss is 6.5, its lowest was 0.03: the training has diverged; .* lower learning rate"
+    with pytest.warns(UserWarning, match=told) as caught:
+        trainer(TrainingHealth(), max_epochs=3).fit(module, datamodule=data())
+    assert len([warning for warning in caught if "has diverged" in str(warning.message)]) == 1
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_stop_names_the_step_and_leaves_the_weights_and_the_checkpoint(task, data, trainer, tmp_path, value):
     module = task()
