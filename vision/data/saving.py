@@ -31,8 +31,6 @@ def check_writable(shape: tuple[int, ...], dtype: Any, kind: str) -> None:
     """Raises: UserError: the format cannot hold such a picture `h w c`, with one that can."""
     deep, has_alpha = np.dtype(dtype) == np.uint16, shape[2] in (2, 4)
     most = LARGEST.get(kind)
-    if deep and shape[2] == 2 and kind == "TIFF":  # Pillow, which reads TIFF here, knows no such pixels
-        raise UserError("it has 16 bits of gray with transparency, which TIFF readers do not know; write PNG")
     if deep and kind in ("JPEG", "WEBP"):
         raise UserError(f"it has 16 bits a colour, which {kind} cannot hold; write PNG or TIFF")
     if has_alpha and kind == "JPEG":
