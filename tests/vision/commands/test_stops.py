@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,13 +79,17 @@ def test_a_full_disk_is_one_line_and_the_earlier_checkpoint_is_whole(
 def test_a_signal_saves_and_tells_how_to_go_on(number: signal.Signals, code: int) -> None:
     """As a user (Ctrl-C) or a scheduler sends it. Lightning by itself ends with code 0 after a SIGTERM, and saves nothing."""
     command = [sys.executable, "-W", "ignore", "-m", "vision", "fit", "--config", "tiny.yaml", "--trainer.max_epochs=100000"]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    for _ in range(600):
-        if Path("runs/tiny/1/checkpoints/last.ckpt").exists():
-            break
-        time.sleep(0.2)
-    run.send_signal(number)
-    out, err = run.communicate(timeout=60)
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's jobs in the background are born deaf to Ctrl-C
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heeding)
+    try:
+        for _ in range(600):
+            if Path("runs/tiny/1/checkpoints/last.ckpt").exists():
+                break
+            time.sleep(0.2)
+        run.send_signal(number)
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode == code, err
     assert "vision fit" in out + err
     assert "runs/tiny/1/checkpoints/last.ckpt" in out + err
