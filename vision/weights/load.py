@@ -20,6 +20,7 @@ from vision.vocabulary import from_card
 from vision.weights import dat, restormer, swin, swin_v2, vit
 from vision.weights.detect import LAYOUTS, Layout, detect
 from vision.weights.family import Adapted, Converted, Family
+from vision.weights.fit import eps_of
 from vision.weights.read import Source, Weights, peeled, read, trunk, unwrap
 
 log = logging.getLogger("vision")
@@ -173,8 +174,8 @@ def own_options(weights: Weights) -> dict[str, Any]:
     """The options of a file or module of ours, and the eps of its norms."""
     if weights.module is not None:
         options = dict(getattr(weights.module, "options", {}))
-        eps = [module.eps for module in weights.module.modules() if isinstance(module, nn.LayerNorm)]
-        options |= {"eps": eps[0]} if eps else {}
+        eps = eps_of(weights.module)
+        options |= {} if eps is None else {"eps": eps}
     else:
         options = dict(((weights.card or {}).get("model") or {}).get("init_args") or {})
         norm = options.get("norm")
