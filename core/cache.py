@@ -126,11 +126,9 @@ class LayerCache:
             self.keys, self.values = self.roomy(k[:, :, :0]), self.roomy(v[:, :, :0])
         elif end > self.keys.shape[2]:
             self.keys, self.values = self.roomy(self.keys[:rows]), self.roomy(self.values[:rows])
-        n = k.shape[2]
-        keys, values = (buffer if len(buffer) == rows else buffer[:rows] for buffer in (self.keys, self.values))
-        keys.narrow(2, end - n, n).copy_(k)  # narrow: half the time of an index, and a step writes one token
-        values.narrow(2, end - n, n).copy_(v)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        for buffer, new in ((self.keys, k), (self.values, v)):
+            buffer[:rows, :, end - new.shape[2] : end] = new
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def once(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory: made by the first call, kept for all others."""

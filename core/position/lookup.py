@@ -37,7 +37,7 @@ def read(table: Float[Tensor, "d cells"], size: tuple[int, ...], at: Float[Tenso
 
 
 def read_map(table: Float[Tensor, "d h w"], at: Float[Tensor, "b n m 2"]) -> Float[Tensor, "d b n m"]:
-    """`read` by torch's `grid_sample`: a tenth of the time of the formula."""
+    """`read` by torch's `grid_sample`: a fifth of the time of the formula."""
     h, w = table.shape[1:]
     # `grid_sample` calls the first cell -1 and the last one 1. Over a power of two of steps that is exact at whole places.
     down, right = (1 << max(size - 2, 0).bit_length() for size in (h, w))
