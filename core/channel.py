@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core.attention import attend, masked_softmax, split_advice
-from core.convolution import Conv3x3, convolve
+from core.convolution import Conv1x1, Conv3x3, convolve, pointwise
+from core.tiles import WHOLE, Area, by_tiles, pays
 
 EPS = 1e-12  # least length of a query or key
 
@@ -49,14 +50,15 @@ class ChannelAttention(nn.Module):
             raise ValueError(f"dim={dim} does not split over heads={heads}; {split_advice(dim, heads)}")
         self.dim, self.heads = dim, heads
         self.temperature = nn.Parameter(torch.ones(heads, 1, 1))
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.qkv = Conv1x1(dim, 3 * dim, bias=bias)
         self.depthwise = Conv3x3(3 * dim, 3 * dim, depthwise=True, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         """Raises ValueError: a map of other than `dim` channels."""
-        qk, v = self.project(x).split([2 * self.dim, self.dim], dim=-1)
-        return self.mix(v, self.fold(self.weights(self.sums(qk))))
+        self.check(x)
+        v, *sums = by_tiles(self.values_and_sums, x) if pays(x) else self.values_and_sums(x)
+        return self.mix(v, self.fold(self.weights(ChannelSums(*sums))))
 
     def plain(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         """What `forward` must equal, step by step."""
@@ -67,33 +69,28 @@ class ChannelAttention(nn.Module):
 
     def look(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b heads e e"]:
         """The attention weights that `forward` uses: row = channel that asks, column = channel that is asked."""
-        return self.weights(self.sums(self.project(x)[..., : 2 * self.dim]))
+        q, k, _ = self.project(x).chunk(3, dim=-1)
+        return self.weights(channel_sums(q, k, self.heads))
 
-    # The steps, apart: over a picture in parts (`project_part`, `sums`) and then again (`project_part`, `mix`)
+    # The steps, apart: over a picture in parts (`project_part`, `channel_sums`) and then again (`project_part`, `mix`)
 
     def project(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w three_d"]:
         """Queries, keys and values, side by side."""
         self.check(x)
         return self.depthwise(self.qkv(x))
 
+    def values_and_sums(self, x: Float[Tensor, "b h w d"], inner: Area = WHOLE) -> tuple[Tensor, ...]:
+        """Values, and the three `ChannelSums`, of the pixels `inner`."""
+        q, k, v = self.project(x)[:, *inner].chunk(3, dim=-1)
+        return v, *channel_sums(q, k, self.heads)
+
     def project_part(self, x: Float[Tensor, "b h w d"], first: int, last: int) -> Float[Tensor, "b h w part"]:
         """The channels `first <= i < last` of `project`: queries from 0, keys from dim, values from 2 dim."""
         self.check(x)
         part = slice(first, last)
-        y = F.linear(x, self.qkv.weight[part], None if self.qkv.bias is None else self.qkv.bias[part])
+        y = pointwise(x, self.qkv.weight[part], None if self.qkv.bias is None else self.qkv.bias[part])
         bias = None if self.depthwise.bias is None else self.depthwise.bias[part]
         return convolve(y, self.depthwise.weight[part], bias, groups=last - first)
-
-    def sums(self, qk: Float[Tensor, "b h w two_d"]) -> ChannelSums:
-        # Sums over all pixels: too much for float16 and too fine for bfloat16.
-        with torch.autocast(qk.device.type, enabled=False):
-            wide = qk.float() if qk.dtype in (torch.float16, torch.bfloat16) else qk
-            q, k = rearrange(wide, "b h w (two heads e) -> two b (h w) heads e", two=2, heads=self.heads)
-            products = q.permute(0, 2, 3, 1) @ k.permute(0, 2, 1, 3)
-            q_squares, k_squares = rearrange(
-                wide.square().sum(dim=(1, 2)), "b (two heads e) -> two b heads e", two=2, heads=self.heads
-            )
-        return ChannelSums(products, q_squares, k_squares)
 
     def weights(self, sums: ChannelSums) -> Float[Tensor, "b heads e e"]:
         q_length, k_length = (squares.clamp_min(EPS**2).sqrt() for squares in sums[1:])
@@ -114,3 +111,12 @@ class ChannelAttention(nn.Module):
             raise ValueError(
                 f"map of shape {tuple(x.shape)} is not b h w {self.dim}; use channels-last maps as wide as dim={self.dim}"
             )
+
+
+def channel_sums(q: Float[Tensor, "b h w d"], k: Float[Tensor, "b h w d"], heads: int) -> ChannelSums:
+    """Sums over all pixels: too much for float16 and too fine for bfloat16, so that these are widened."""
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = (y.float() if y.dtype in (torch.float16, torch.bfloat16) else y for y in (q, k))
+        q, k = (rearrange(y, "b h w (heads e) -> b (h w) heads e", heads=heads) for y in (q, k))
+        products = q.permute(0, 2, 3, 1) @ k.permute(0, 2, 1, 3)
+        return ChannelSums(products, q.square().sum(dim=1), k.square().sum(dim=1))

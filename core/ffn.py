@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core.convolution import Conv3x3, convolve
+from core.convolution import Conv1x1, Conv3x3, convolve, pointwise
 from core.dropout import Dropout
+from core.tiles import WHOLE, Area, by_tiles, pays
 
 
 class Mlp(nn.Module):
@@ -87,8 +88,7 @@ class GatedMlp(nn.Module):
 class GatedConvFfn(nn.Module):
     """down(GELU(gate) · value), gate and value by a 1x1 and a depthwise 3x3 convolution (Restormer, Zamir et al. 2022, eq. 2).
 
-    Over channels-last maps. `forward` runs the hidden channels in chunks where their maps would outgrow the cache and
-    no gradient needs them; `plain` is the formula as it is written.
+    Over channels-last maps, of which `forward` takes large ones tile by tile; `plain` is the formula as it is written.
 
     Args:
         dim: channels of the map.
@@ -104,62 +104,59 @@ class GatedConvFfn(nn.Module):
         if hidden < 1:
             raise ValueError(f"hidden={hidden} channels are none; use 1 or more, such as {2 * dim}")
         self.dim, self.hidden = dim, hidden
-        self.up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first
+        self.up = Conv1x1(dim, 2 * hidden, bias=bias)  # gate first
         self.depthwise = Conv3x3(2 * hidden, 2 * hidden, depthwise=True, bias=bias)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.down = Conv1x1(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         if x.ndim != 4 or x.shape[-1] != self.dim:
             raise ValueError(f"map of shape {tuple(x.shape)} is not b h w {self.dim}; use channels-last maps as wide as dim")
-        return self.in_chunks(x, self.hidden if torch.is_grad_enabled() else self.at_once(x[..., 0].numel()))
-
-    def at_once(self, pixels: int) -> int:
-        """Hidden channels that `forward` works on at once, for so many pixels, where no gradient is asked for."""
-        return self.hidden if pixels <= 4096 else min(self.hidden, 64)
+        weights = self.weights()
+        y = by_tiles(lambda seen, inner: (gated_conv(seen, weights, inner),), x)[0] if pays(x) else gated_conv(x, weights)
+        return y if self.down.bias is None else y + self.down.bias
 
     def plain(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b h w d"]:
         """What `forward` must equal, step by step."""
         gate, value = self.depthwise(self.up(x)).chunk(2, dim=-1)
         return self.down(F.gelu(gate) * value)
 
-    def in_chunks(self, x: Float[Tensor, "b h w d"], size: int) -> Float[Tensor, "b h w d"]:
-        """`size` hidden channels at a time: their maps stay in the cache and never exist all at once."""
-        parts = (gated_maps(x, *weights) for weights in self.chunks(size))
-        y = next(parts)
-        for part in parts:
-            y.add_(part)
-        return y if self.down.bias is None else y + self.down.bias
-
-    def chunks(self, size: int) -> Iterator[tuple[Any, ...]]:
-        """The weights of `size` hidden channels after the other, as `gated_maps` takes them.
+    def weights(self) -> GatedWeights:
+        """As `gated_conv` takes them.
 
         Zeros round the hidden channels up to 16, a vector of the processor, where they add less than a sixteenth: 127
         are slower than 128.
         """
-        extra = -self.hidden % 16
-        extra = extra if 16 * extra < self.hidden else 0
-        for first in range(0, self.hidden, size):
-            own, zeros = slice(first, first + size), extra if first + size >= self.hidden else 0
-            up, up_bias, depthwise, depthwise_bias = (
-                None if weight is None else pad_rows(weight.unflatten(0, (2, self.hidden))[:, own], zeros).flatten(0, 1)
-                for weight in (self.up.weight, self.up.bias, self.depthwise.weight, self.depthwise.bias)
-            )
-            down = self.down.weight[:, own]
-            yield up, up_bias, depthwise, depthwise_bias, F.pad(down, (0, zeros)) if zeros else down
+        zeros = -self.hidden % 16
+        zeros = zeros if 16 * zeros < self.hidden else 0
+        up_bias, depthwise_bias = (
+            None if bias is None else pad_rows(bias, zeros) for bias in (self.up.bias, self.depthwise.bias)
+        )
+        up, depthwise = pad_rows(self.up.weight, zeros), pad_rows(self.depthwise.weight, zeros)
+        return GatedWeights(
+            up, up_bias, depthwise, depthwise_bias, F.pad(self.down.weight, (0, zeros)) if zeros else self.down.weight
+        )
 
 
-def pad_rows(pairs: Float[Tensor, "two n *rest"], zeros: int) -> Float[Tensor, "two m *rest"]:
-    return F.pad(pairs, (0, 0) * (pairs.ndim - 2) + (0, zeros)) if zeros else pairs
+class GatedWeights(NamedTuple):
+    """Weights of `down(GELU(gate) · value)`, the gate's before the value's; without the bias of down."""
+
+    up: Float[Tensor, "two_n d"]
+    up_bias: Float[Tensor, " two_n"] | None
+    depthwise: Float[Tensor, "two_n 1 3 3"]
+    depthwise_bias: Float[Tensor, " two_n"] | None
+    down: Float[Tensor, "d n"]
 
 
-def gated_maps(
-    x: Float[Tensor, "b h w d"],
-    up: Float[Tensor, "two_n d"],
-    up_bias: Float[Tensor, " two_n"] | None,
-    depthwise: Float[Tensor, "two_n 1 3 3"],
-    depthwise_bias: Float[Tensor, " two_n"] | None,
-    down: Float[Tensor, "d n"],
-) -> Float[Tensor, "b h w d"]:
-    maps = convolve(F.linear(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
-    gate, value = maps.chunk(2, dim=-1)
-    return F.linear(F.gelu(gate) * value, down)
+def pad_rows(pairs: Float[Tensor, "two_h *rest"], zeros: int) -> Float[Tensor, "two_n *rest"]:
+    """Rows of zeros after both halves."""
+    if not zeros:
+        return pairs
+    return F.pad(pairs.unflatten(0, (2, -1)), (0, 0) * (pairs.ndim - 1) + (0, zeros)).flatten(0, 1)
+
+
+def gated_conv(x: Float[Tensor, "b h w d"], weights: GatedWeights, inner: Area = WHOLE) -> Float[Tensor, "b h2 w2 d"]:
+    """Args: inner: the pixels whose result is wanted."""
+    maps = convolve(pointwise(x, weights.up, weights.up_bias), *weights[2:4], groups=len(weights.depthwise))
+    gate, value = maps[:, *inner].chunk(2, dim=-1)
+    gated = F.gelu(gate) * value if torch.is_grad_enabled() else F.gelu(gate).mul_(value)
+    return pointwise(gated, weights.down)

@@ -2,13 +2,12 @@
 
 What is folded, each by a function of its own (`vision bench --cases optimize` measures the whole):
 
-- Weights in the order that the product reads, GELU applied while its input is in the cache; the hidden channels of Restormer's
-  FFN padded once.
+- Weights in the order that the product reads, with AVX-512 GELU applied while its input is in the cache.
 - Layer scales in the projection before them, the bias of windows as one tensor: each saves a pass over the tokens.
 
 What is not: scale and bias of a norm in the next product (LayerNorm's kernel takes as long without them), the scale of the
-queries in their weights (SDPA's kernel multiplies anyway). Queries, keys and values are one
-product in the models themselves, as is Restormer's output projection with its attention weights.
+queries in their weights (SDPA's kernel multiplies anyway), the products of Restormer's FFN (no faster packed). Queries, keys
+and values are one product in the models themselves, as is Restormer's output projection with its attention weights.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from torch.nn.utils import parametrize
 
 from core import Attention, Block, ChannelAttention, ContinuousBias, GatedConvFfn, Mlp, Position, RelativeTable, grid
 from core.block import LayerScale
+from core.convolution import Conv1x1
 from core.window import WindowAttention
 from vision.errors import UserError
 from vision.models.swin_v2 import KeylessBias
-from vision.packing import PackedGatedConvFfn, PackedLinear
+from vision.packing import PackedLinear
 
 WRONG = 1e-3  # of the outputs' deviation: no rounding of float32 adds up to that
 
@@ -101,7 +101,7 @@ def check(model: nn.Module, precision: torch.dtype | None) -> None:
         raise UserError(f"precision={precision} is not for inference here; use torch.bfloat16, or None for the model's own")
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
-        if isinstance(module, PackedLinear | KeptBias | PackedGatedConvFfn):
+        if isinstance(module, PackedLinear | KeptBias):
             raise UserError(f"{where} is optimised already; optimise the model that it was made from")
         if parametrize.is_parametrized(module):
             fix = "bake it in with torch.nn.utils.parametrize.remove_parametrizations"
@@ -209,7 +209,7 @@ def keep_window_biases(model: nn.Module) -> int:
 
 
 def pack_products(model: nn.Module) -> int:
-    """Linears, and GELUs after them, as `PackedLinear`; other than nn.Linear itself is left alone."""
+    """Linears and 1x1 convolutions, and GELUs after them, as `PackedLinear`; other kinds of them are left alone."""
     count = 0
     for module in list(model.modules()):
         if isinstance(module, GatedConvFfn):
@@ -217,7 +217,11 @@ def pack_products(model: nn.Module) -> int:
         fuse = type(module) is Mlp and type(module.activation) is nn.GELU and module.activation.approximate == "none"
         for name, child in list(module.named_children()):
             # ChannelAttention multiplies its output projection with its weights first
-            if type(child) is nn.Linear and not (isinstance(module, ChannelAttention) and name == "out"):
+            if (
+                isinstance(child, nn.Linear)
+                and type(child) in (nn.Linear, Conv1x1)
+                and not (isinstance(module, ChannelAttention) and name == "out")
+            ):
                 setattr(module, name, PackedLinear(child, gelu=fuse and name == "up"))
                 count += 1
         if isinstance(module, Mlp) and fuse:
@@ -225,22 +229,10 @@ def pack_products(model: nn.Module) -> int:
     return count
 
 
-def pack_gated_ffns(model: nn.Module) -> int:
-    """Restormer's feed-forward networks with their chunks cut, padded and packed once."""
-    count = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is GatedConvFfn:
-                setattr(module, name, PackedGatedConvFfn(child))
-                count += 1
-    return count
-
-
 FOLDS = {
     "layer scales": fold_layer_scales,
     "keyless biases": fold_keyless_biases,
     "window biases": keep_window_biases,
-    "gated networks": pack_gated_ffns,
     "products": pack_products,
 }
 

@@ -3,7 +3,6 @@ code calls. Where they are not there (GPU, gradient, autocast, compilation), the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core import GatedConvFfn
-from core.convolution import convolve
 from core.plain import asking_is_free
+
+FUSES_GELU = torch.backends.cpu.get_cpu_capability() == "AVX512"  # with AVX2 oneDNN's GELU is slower than torch's after it
 
 
 def can_pack(x: Tensor, weight: Tensor) -> bool:
@@ -42,6 +41,8 @@ def pack(weight: Float[Tensor, "e d"], rows: int) -> Tensor:
 
 
 def product(x: Float[Tensor, "*b d"], packed: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Float[Tensor, "*b e"]:
+    if gelu and not FUSES_GELU:
+        return torch.ops.aten.gelu_(product(x, packed, bias))
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "gelu" if gelu else "none", [], "none" if gelu else "")
 
 
@@ -79,41 +80,3 @@ class PackedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", gelu" if self.gelu else "")
-
-
-class PackedGatedConvFfn(GatedConvFfn):
-    """A GatedConvFfn whose chunks are cut, padded and packed once for each size of chunk."""
-
-    kept: dict[int, list[tuple[Any, ...]]]
-
-    def __init__(self, ffn: GatedConvFfn) -> None:
-        nn.Module.__init__(self)
-        self.dim, self.hidden = ffn.dim, ffn.hidden
-        self.up, self.depthwise, self.down = ffn.up, ffn.depthwise, ffn.down
-        self.kept = {}
-
-    def in_chunks(self, x: Float[Tensor, "b h w d"], size: int) -> Float[Tensor, "b h w d"]:
-        if not can_pack(x, self.up.weight):
-            return super().in_chunks(x, size)
-        if size not in self.kept:
-            self.kept[size] = list(self.pack_chunks(size, x[..., 0].numel()))
-        y: Tensor | None = None
-        for up, up_bias, depthwise, depthwise_bias, down in self.kept[size]:
-            maps = convolve(product(x, up, up_bias), depthwise, depthwise_bias, groups=len(depthwise))
-            gate, value = maps.chunk(2, dim=-1)
-            part = product(F.gelu(gate).mul_(value), down, None)
-            y = part if y is None else y.add_(part)
-        assert y is not None  # hidden is at least 1
-        return y if self.down.bias is None else y + self.down.bias
-
-    def pack_chunks(self, size: int, rows: int) -> Iterator[tuple[Any, ...]]:
-        with torch.inference_mode(False), torch.no_grad():
-            for up, up_bias, depthwise, depthwise_bias, down in self.chunks(size):
-                yield pack(up, rows), up_bias, depthwise.contiguous(), depthwise_bias, pack(down, rows)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedGatedConvFfn:
-        self.kept = {}
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"kept": {}}

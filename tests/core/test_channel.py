@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core import ChannelAttention
-from core.channel import ChannelSums
+from core.channel import ChannelSums, channel_sums
 
 SHAPES = ((1, 8, 9), (2, 5, 7), (1, 1, 1), (3, 1, 6))  # b h w
 
@@ -87,7 +87,8 @@ def test_sums_over_many_pixels_are_finite_in_half_precision(perturbed, dtype):
 def test_autocast_keeps_the_sums_wide(perturbed):
     attention, x = perturbed(ChannelAttention(8, 2)), torch.randn(2, 6, 6, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        sums = attention.sums(attention.project(x)[..., :16])
+        q, k, _ = attention.project(x).chunk(3, dim=-1)
+        sums = channel_sums(q, k, 2)
         y = attention(x)
     assert all(part.dtype == torch.float32 for part in sums)
     assert y.dtype == torch.bfloat16
@@ -102,8 +103,9 @@ def test_sums_add_up_over_parts(within, perturbed, rows):
     whole = attention.project(x)
     for first, last in ((0, 16), (16, 24), (3, 5)):
         within(attention.project_part(x, first, last), whole[..., first:last])
-    parts = [attention.sums(part) for part in whole[..., :16].split(rows, dim=1)]
-    for together, alone in zip(reduce(ChannelSums.plus, parts), attention.sums(whole[..., :16]), strict=True):
+    q, k, _ = whole.chunk(3, dim=-1)
+    parts = [channel_sums(*part, 2) for part in zip(q.split(rows, dim=1), k.split(rows, dim=1), strict=True)]
+    for together, alone in zip(reduce(ChannelSums.plus, parts), channel_sums(q, k, 2), strict=True):
         within(together, alone)
 
 

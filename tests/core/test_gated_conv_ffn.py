@@ -17,25 +17,14 @@ def by_torch(ffn, x):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("hidden", [5, 21, 64, 127])  # 127 is rounded up with a zero, 21 is not
-def test_chunks_are_plain_are_the_formula(within, perturbed, hidden, bias):
+def test_forward_is_plain_is_the_formula(within, perturbed, hidden, bias):
     ffn = perturbed(GatedConvFfn(6, hidden, bias=bias))
-    x = torch.randn(2, 5, 7, 6)
-    with torch.no_grad():
+    for x in (torch.randn(2, 5, 7, 6), torch.randn(1, 66, 130, 6)):  # the second in tiles
         reference = by_torch(ffn, x)
-        for y in (ffn(x), ffn.plain(x), *(ffn.in_chunks(x, size) for size in (1, 7, 64, hidden, 500))):
-            within(y, reference)
-
-
-def test_chunks_where_they_pay(within, perturbed, monkeypatch):
-    ffn = perturbed(GatedConvFfn(4, 70))
-    sizes, in_chunks = [], ffn.in_chunks
-    monkeypatch.setattr(ffn, "in_chunks", lambda x, size: sizes.append(size) or in_chunks(x, size))
-    for side in (64, 65):
-        x = torch.randn(1, side, side, 4)
+        within(ffn(x), reference)  # with a gradient
         with torch.no_grad():
-            within(ffn(x), ffn.plain(x))
-        ffn(x)
-    assert sizes == [70, 70, 64, 70]  # a gradient needs all maps anyway
+            within(ffn(x), reference)
+            within(ffn.plain(x), reference)
 
 
 def test_gradients_of_both_paths(perturbed):

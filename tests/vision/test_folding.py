@@ -17,7 +17,6 @@ from core import (
     Decoder,
     Encoder,
     EncoderDecoder,
-    GatedConvFfn,
     GatedMlp,
     Learned,
     RelativeTable,
@@ -26,7 +25,7 @@ from core import (
 from vision.errors import UserError
 from vision.folding import KeptBias
 from vision.models import DAT, Restormer, Swin, SwinRestorer, SwinV2, ViT
-from vision.packing import PackedGatedConvFfn, PackedLinear
+from vision.packing import PackedLinear
 
 STAGES = {"img_size": 56, "num_classes": 5, "dim": 16, "depths": (2, 2), "heads": (2, 4), "window_size": 7}
 DAT_STAGES = STAGES | {"groups": (1, 2), "strides": (1, 1), "kernels": (3, 3), "kinds": ("LS", "LD")}
@@ -86,10 +85,8 @@ def test_what_is_folded():
         "layer scales": 0,
         "keyless biases": 4,
         "window biases": 4,
-        "gated networks": 0,
         "products": 18,
     }
-    assert folded["restormer"]["gated networks"] == 8
     swin = vision.optimize(Swin(**STAGES).eval())
     assert (parts(swin, KeptBias), parts(swin, PackedLinear)) == (4, 18)
     assert not swin.stages[0].blocks[0].attention.attention.position.numbers.requires_grad
@@ -121,13 +118,11 @@ def test_a_restorer_streams_as_before(norm, perturbed, within):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("hidden", [8, 30, 130])
-def test_gated_networks_in_every_chunk(hidden, perturbed, within):
-    plain = perturbed(GatedConvFfn(12, hidden, bias=True))
-    packed, x = PackedGatedConvFfn(plain), torch.randn(2, 9, 7, 12)
-    for size in (hidden, 64, 16):
-        within(packed.in_chunks(x, size), plain.plain(x))
-    assert set(packed.kept) == {hidden, 64, 16}
+@pytest.mark.parametrize("fuses", [False, True])
+def test_gelu_with_the_product_or_after_it(fuses, monkeypatch, within):
+    monkeypatch.setattr("vision.packing.FUSES_GELU", fuses)
+    linear, x = nn.Linear(10, 7), torch.randn(4, 10)
+    within(PackedLinear(linear, gelu=True)(x), nn.functional.gelu(linear(x)))
 
 
 def test_packed_linear_where_the_product_is_not_packed(within):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from core import BiasFreeNorm, Block, ChannelAttention, GatedConvFfn, LayerNorm
 from core.block import run_through
-from core.convolution import Conv3x3
+from core.convolution import Conv1x1, Conv3x3
 from core.options import check_makers, check_sizes, hidden_width, remember_options
 from vision.models.padding import reflect_to_multiple
 from vision.models.pyramid import check_series, check_stages
@@ -119,11 +119,11 @@ class Restormer(nn.Module):
         self.latent = blocks(3, widths[3], depths[3])
         # From the bottom up. The topmost level has no reduction: it works on both halves, 2 dim channels.
         self.up = nn.ModuleList(Up(widths[i + 1]) for i in (2, 1, 0))
-        reductions = [nn.Linear(2 * widths[i], widths[i], bias=bias) for i in (2, 1)]
+        reductions = [Conv1x1(2 * widths[i], widths[i], bias=bias) for i in (2, 1)]
         self.reduce = nn.ModuleList([*reductions, nn.Identity()])
         self.decoder = nn.ModuleList(blocks(i, max(2 * dim, widths[i]), depths[i]) for i in (2, 1, 0))
         self.refinement = blocks(0, 2 * dim, refinement)
-        self.skip = nn.Linear(dim, 2 * dim, bias=bias) if dual_pixel else None
+        self.skip = Conv1x1(dim, 2 * dim, bias=bias) if dual_pixel else None
         self.output = Conv3x3(2 * dim, self.out_chans, bias=bias)
         self.checkpointing = False
 

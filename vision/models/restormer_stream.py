@@ -8,7 +8,7 @@ of which the encoder works in one), the picture and the result; what comes and g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core import GatedConvFfn
+from core.channel import channel_sums
+from core.tiles import LARGEST, bands
 
 if TYPE_CHECKING:
     from vision.models.restormer import Restormer
@@ -65,22 +67,13 @@ def stream_memory(model: Restormer, shape: Sequence[int], rows: int) -> int:
     # 2 dim channels at the full size; below, 2, 4 and 8 dim on 1/4, 1/16 and 1/64 of the pixels; picture, padding and result.
     kept = 2 * model.dim + model.dim * (2 / 4 + 4 / 16 + 8 / 64) + 3 * channels + model.out_chans
     pixels = b * min(h, rows + 2) * w
+    weight = next(model.parameters())
     ffns = [module for module in model.modules() if isinstance(module, GatedConvFfn)]
-    hidden = max((ffn.at_once(pixels) for ffn in ffns if ffn.dim <= 2 * model.dim), default=0)
-    band = max(12 * model.dim, 8 * model.dim + 5 * hidden)  # queries and keys twice, or gate and value twice
-    copies = max((sum(p.numel() for p in ffn.parameters()) for ffn in ffns), default=0)  # weights in chunks
-    return int(next(model.parameters()).element_size() * (b * h * w * kept + pixels * band + 2 * copies))
-
-
-def bands(height: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Bands of a map: its own rows; these and the rows next to them, where there are any; its own rows among those.
-
-    A convolution of the second, cut to the third, is the convolution of the whole map.
-    """
-    for first in range(0, height, rows):
-        last = min(first + rows, height)
-        above = min(1, first)
-        yield slice(first, last), slice(first - above, min(last + 1, height)), slice(above, above + last - first)
+    hidden = max((ffn.hidden for ffn in ffns if ffn.dim <= 2 * model.dim), default=0)
+    at_once = min(pixels, b * LARGEST) if weight.device.type == "cpu" else pixels
+    band = max(12 * model.dim * pixels, 8 * model.dim * pixels + 5 * hidden * at_once)  # q and k twice, or gate and value twice
+    copies = max((sum(p.numel() for p in ffn.parameters()) for ffn in ffns), default=0)  # weights, padded
+    return int(weight.element_size() * (b * h * w * kept + band + 2 * copies))
 
 
 def run(stage: Any, x: Float[Tensor, "b h w d"], rows: int) -> None:
@@ -93,7 +86,8 @@ def run_block(block: Any, x: Float[Tensor, "b h w d"], rows: int) -> None:
     attention, dim = block.attention, block.attention.dim
     sums = None
     for _, seen, inner in bands(x.shape[1], rows):
-        part = attention.sums(attention.project_part(block.norm1(x[:, seen]), 0, 2 * dim)[:, inner])
+        q, k = attention.project_part(block.norm1(x[:, seen]), 0, 2 * dim)[:, inner].chunk(2, dim=-1)
+        part = channel_sums(q, k, attention.heads)
         sums = part if sums is None else sums.plus(part)
     matrix = attention.fold(attention.weights(sums))
     add(x, lambda band: attention.mix(attention.project_part(block.norm1(band), 2 * dim, 3 * dim), matrix), rows)
