@@ -13,6 +13,7 @@ and values are one product in the models themselves, as is Restormer's output pr
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +28,9 @@ from core.convolution import Conv1x1
 from core.window import WindowAttention
 from vision.errors import UserError
 from vision.models.swin_v2 import KeylessBias
-from vision.packing import PackedLinear
+from vision.packing import PackedLinear, knows_bf16
 
+SLOW = "precision=torch.bfloat16: this processor multiplies no bfloat16, and is many times slower in it; leave precision away"
 WRONG = 1e-3  # of the outputs' deviation: no rounding of float32 adds up to that
 
 
@@ -88,6 +90,8 @@ def optimize(model: nn.Module, *, precision: torch.dtype | None = None, compile:
         fast.register_forward_hook(give)
     if compile:
         fast.compile()
+    if precision == torch.bfloat16 and arguments[0].device.type == "cpu" and not knows_bf16():
+        logging.getLogger(__name__).warning(SLOW)
     if precision is not None or compile:
         done.error = difference(outputs(fast, arguments), reference)
     fast.optimized, fast.error = done, done.error

@@ -210,3 +210,10 @@ def test_a_fold_that_changes_the_outputs_is_noticed(monkeypatch):
     model = ViT(**VIT).eval()
     with pytest.raises(UserError, match=r"the folded outputs differ by \d.*; use the model as it is"):
         vision.optimize(model)
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_processor_without_bfloat16_is_told(knows, monkeypatch, caplog):
+    monkeypatch.setattr("vision.folding.knows_bf16", lambda: knows)
+    vision.optimize(ViT(8, dim=12, depth=1, heads=2, patch_size=4).eval(), precision=torch.bfloat16)
+    assert ("this processor multiplies no bfloat16" in caplog.text) != knows

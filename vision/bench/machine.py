@@ -18,6 +18,7 @@ PACKAGES = ("vision-core", "torch", "torchvision", "timm", "transformers", "x-tr
 def describe(threads: int, device: str) -> dict[str, Any]:
     found = {
         "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # that torch's own kernels use, such as AVX2
         "processors": cores(),
         "threads": threads,
         "system": f"{platform.system()} {platform.machine()}",

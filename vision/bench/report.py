@@ -36,8 +36,8 @@ def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     for row in rows:
         setting = Setting(**row.setting)
         first = [f"{setting.case}: {setting.name}", setting.how, str(setting.batch), str(setting.size)]
-        if row.failed:
-            yield [*first, row.failed, *[""] * (len(HEADS) - len(first) - 1)]
+        if row.failed or not row.sides:
+            yield [*first, row.failed or "; ".join(row.notes), *[""] * (len(HEADS) - len(first) - 1)]
             continue
         ours, *others = row.sides or {"": {}}
         mine = row.sides.get(ours, {})
@@ -77,7 +77,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Each once, with the cases that it is about."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
-        for note in row.notes:
+        for note in row.notes if row.sides else []:
             found.setdefault(note, {})[row.setting["case"]] = None
     return [f"{', '.join(cases)}: {note}" for note, cases in found.items()]
 
@@ -85,7 +85,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def machine_line(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     threads = f"{machine['threads']} of {machine['processors']} processors"
-    return f"{machine['date'][:10]}, {machine['processor']}, {threads}, {machine['device']}; {versions}"
+    return (
+        f"{machine['date'][:10]}, {machine['processor']} ({machine['instructions']}), {threads}, {machine['device']}; {versions}"
+    )
 
 
 # JSON
@@ -93,14 +95,14 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 def write_json(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": 1, "machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    path.write_text(json.dumps({"format": 2, "machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> tuple[list[Row], dict[str, Any]]:
     """Raises: UserError: no file of this command."""
     try:
         told = json.loads(path.read_text())
-        if told["format"] != 1:
+        if told["format"] != 2:
             raise ValueError(f"format {told['format']}")
         return [Row(**row) for row in told["rows"]], told["machine"]
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from vision.bench.clock import finisher, interleave, product_rate, ratios, sprea
 from vision.bench.contest import Contest, Plan, Row, Setting, Side
 from vision.bench.memory import peak
 from vision.bench.work import apart, count_flops, gradient_size, output, prepare, stepper
+from vision.packing import knows_bf16
 
 GRADIENTS = 1e-3  # how far the lengths of two gradients may lie apart, over their size
 ROUGH = {"bf16": 0.5, "compiled": 1e-3}  # how far a side may lie from its own eager fp32 output, over its deviation
+NO_BF16 = "bf16 is not measured: this processor multiplies no bfloat16, and a step would take minutes"
 
 
 def run_case(name: str, plan: Plan) -> Iterator[Row]:
@@ -25,7 +28,10 @@ def run_case(name: str, plan: Plan) -> Iterator[Row]:
         yield from case.rows(plan)
         return
     for setting in filter(plan.wants, case.settings(plan)):
-        yield contend(case.contest(setting), plan)
+        if "bf16" in setting.how + setting.name and setting.device == "cpu" and not plan.tiny and not knows_bf16():
+            yield Row(asdict(setting), notes=[NO_BF16])
+        else:
+            yield contend(case.contest(setting), plan)
 
 
 def contend(contest: Contest, plan: Plan) -> Row:
