@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from vision.bench.cases.translate import lay_out, made_up, pack, padding
 from vision.bench.clock import interleave, product_rate, ratios, spread
 from vision.bench.contest import Contest, Plan, Setting, Side
 from vision.bench.memory import measure
-from vision.bench.run import contend, run_case
+from vision.bench.run import NO_BF16, contend, run_case
 from vision.bench.work import apart, count_flops
 from vision.cli import main
 
@@ -124,6 +124,17 @@ def test_low_precision_is_compared_with_ones_own_output():
     for side in made.sides.values():
         side.build = lambda: Rough(8, 8)
     assert "from its own eager fp32 output" in (contend(made, PLAN).failed or "")
+
+
+def test_bf16_is_left_out_where_the_processor_has_none(monkeypatch):
+    from vision.bench.report import lines, notes
+
+    monkeypatch.setattr("vision.bench.run.knows_bf16", lambda: False)
+    rows = list(run_case("vit", replace(PLAN, tiny=False, full=True, only=(("precision", "bf16"), ("batch", "1")))))
+    assert rows
+    for cells in lines(rows):
+        assert cells[4] == NO_BF16
+    assert notes(rows) == []
 
 
 def test_outputs_of_another_shape_or_without_a_number_are_infinitely_far():

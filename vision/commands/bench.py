@@ -98,9 +98,11 @@ def measure(options: Any, console: Any) -> tuple[list[Any], dict[str, Any]]:
     from vision.bench.machine import describe
     from vision.bench.report import lines
     from vision.bench.run import run_case
+    from vision.commands.allocator import keep_freed_memory
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {options.device} is not there; use --device cpu")
+    keep_freed_memory()  # how often it comes anew from the system would depend on the cases before, for either side
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     threads = torch.get_num_threads()
