@@ -13,7 +13,7 @@ from core.plain import asking_is_free
 
 Area = tuple[slice, slice]  # rows and columns
 WHOLE: Area = (slice(None), slice(None))
-ROWS, COLUMNS = 32, 64  # of a tile, about: the fastest of seven sizes for 48 and 96 channels
+ROWS, COLUMNS = 32, 64  # of a tile, about: among the fastest of seven sizes for 48 and 96 channels
 LARGEST = (3 * ROWS // 2 + 2) * (3 * COLUMNS // 2 + 2)  # pixels of a tile and those next to it, at most
 
 Part = Callable[[Tensor, Area], tuple[Tensor, ...]]

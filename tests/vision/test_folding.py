@@ -87,6 +87,7 @@ def test_what_is_folded():
         "window biases": 4,
         "products": 18,
     }
+    assert folded["restormer"]["products"] == 10  # queries, keys and values of 8 blocks, 2 reductions
     swin = vision.optimize(Swin(**STAGES).eval())
     assert (parts(swin, KeptBias), parts(swin, PackedLinear)) == (4, 18)
     assert not swin.stages[0].blocks[0].attention.attention.position.numbers.requires_grad

@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
 
     A step frees and takes the same tensors over and over; given back, each comes anew as pages of zeros: a quarter of the time
     of a small Restormer's training step on a CPU (64x64 patches, batch of 8: 627 ms, so 461 ms), 40 % of the full one's (128x128
-    pixels on two threads: 4.9 s, so 2.8 s), a tenth of its inference. Only for glibc, and not where the user has set its
+    pixels on two threads: 4.9 s, so 2.8 s), up to a tenth of its inference. Only for glibc, and not where the user has set its
     variables (`MALLOC_TRIM_THRESHOLD_`, …).
     """
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
