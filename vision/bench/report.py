@@ -32,15 +32,17 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
 def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """The cells of the table: a line for each peer of each row."""
+    """The cells of the table: a line for each peer of each row that was measured or has failed."""
     for row in rows:
+        if not (row.failed or row.sides):
+            continue  # its note says why it was left out
         setting = Setting(**row.setting)
         first = [f"{setting.case}: {setting.name}", setting.how, str(setting.batch), str(setting.size)]
-        if row.failed or not row.sides:
-            yield [*first, row.failed or "; ".join(row.notes), *[""] * (len(HEADS) - len(first) - 1)]
+        if row.failed:
+            yield [*first, row.failed, *[""] * (len(HEADS) - len(first) - 1)]
             continue
-        ours, *others = row.sides or {"": {}}
-        mine = row.sides.get(ours, {})
+        ours, *others = row.sides
+        mine = row.sides[ours]
         own = f"{duration(mine['median'])}, {mine['per_second']:.3g} {row.unit}/s"
         for peer in row.ratios or others or [""]:
             ratio, target = row.ratios.get(peer), row.targets.get(peer)
@@ -77,7 +79,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Each once, with the cases that it is about."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
-        for note in row.notes if row.sides else []:
+        for note in row.notes:
             found.setdefault(note, {})[row.setting["case"]] = None
     return [f"{', '.join(cases)}: {note}" for note, cases in found.items()]
 
