@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 import vision.bench.run
+from vision.bench.alone import contend_alone
 from vision.bench.cases import CASES, load
 from vision.bench.cases.translate import lay_out, made_up, pack, padding
 from vision.bench.clock import interleave, product_rate, ratios, spread
 from vision.bench.contest import Contest, Plan, Setting, Side
 from vision.bench.memory import measure
 from vision.bench.run import NO_BF16, contend, run_case
-from vision.bench.work import apart, count_flops
+from vision.bench.work import apart, count_flops, kind_of, parts_of_time
 from vision.cli import main
+from vision.errors import UserError
 
 PLAN = Plan(tiny=True, repeats=1, seconds=0.0, memory=False)
 SETTING = Setting("made up", "linear", batch=4, size=8)
@@ -126,6 +128,18 @@ def test_low_precision_is_compared_with_ones_own_output():
     assert "from its own eager fp32 output" in (contend(made, PLAN).failed or "")
 
 
+def test_the_loss_of_a_compiled_step_is_compared_too():
+    class Spoiled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2 if self.training else 1)
+
+    made = contest()
+    made.setting = Setting("made up", "linear", "training", "bf16", batch=4, size=8)
+    for side in made.sides.values():
+        side.build = lambda: Spoiled(8, 8)
+    assert "from its own eager fp32 loss" in (contend(made, PLAN).failed or "")
+
+
 def test_bf16_is_left_out_where_the_processor_has_none(monkeypatch):
     from vision.bench.report import lines, notes
 
@@ -179,8 +193,8 @@ def test_a_case_runs_and_its_outputs_are_the_peers(case):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_loader_runs_and_so_does_the_first_batch():
-    step, first = run_case("loader", PLAN)
-    assert set(step.sides) == {"loader", "training step"}
+    step, restorer, first = run_case("loader", PLAN)
+    assert set(step.sides) == set(restorer.sides) == {"loader", "training step"}
     assert (first.failed, list(first.ratios)) == (None, ["10 s"])
 
 
@@ -192,6 +206,34 @@ def test_every_setting_can_be_made_anew_from_plain_values():
                 settings = list(load(name).settings(plan))
                 assert len(settings) == len(set(settings)) > 0
                 assert all(Setting(**json.loads(json.dumps(asdict(setting)))) == setting for setting in settings)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_a_contest_in_a_process_of_its_own():
+    """What breaks there is told in its row, and no other is touched."""
+    row = contend_alone(Setting("growth", "attention", size=8), replace(PLAN, memory=True))
+    assert (row.failed, list(row.sides)) == (None, ["global", "windowed", "transposed", "deformable"])
+    assert row.sides["global"]["peak_bytes"] > 0
+    assert (contend_alone(Setting("vit", "none"), PLAN).failed or "").startswith("the process ended with 1: KeyError")
+
+
+def test_memory_that_could_not_be_measured_is_a_note(monkeypatch):
+    def fail(*_: object) -> dict[str, int]:
+        raise UserError("no memory")
+
+    monkeypatch.setattr("vision.bench.run.peak", fail)
+    row = contend(contest(), replace(PLAN, memory=True))
+    assert (row.failed, row.notes) == (None, ["no memory", "no memory"])
+
+
+def test_where_the_time_goes():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LayerNorm(288), nn.Linear(288, 288), nn.ReLU())
+    found = parts_of_time(lambda: model(torch.randn(64, 3, 8, 8)), "cpu")
+    assert sum(found.values()) == pytest.approx(1)
+    assert found["attention"] == 0
+    assert all(found[kind] > 0 for kind in ("products", "convolutions", "norms", "rest"))
+    assert kind_of("aten::_scaled_dot_product_flash_attention_for_cpu_backward") == "attention"
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -25,6 +25,7 @@ def rows() -> list[Row]:
         "per_second": 27.0,
         "share": 0.5,
         "step_bytes": 2_000_000,
+        "parts": {"products": 0.6, "convolutions": 0.1, "attention": 0.1, "norms": 0.0, "rest": 0.2},
     }
     setting = asdict(Setting("vit", "small", batch=4))
     ratio = {"median": 1.25, "min": 1.0, "max": 1.5}
@@ -48,12 +49,13 @@ def test_the_table(rows):
         "1.05: met",
         "2 to 2 MB",
         "50% to 50%",
+        "70% to 70%",
     ]
     assert wrong[4] == "wrong: ours lies 1.0 from timm"
 
 
 def test_json_plot_and_document(rows, tmp_path: Path, capsys):
-    machine = describe(1, "cpu")
+    machine = describe(1, "cpu", True)
     assert {"processor", "threads", "date", "versions", "memory_bytes"} <= machine.keys()
     assert machine["versions"]["torch"] == torch.__version__.partition("+")[0] or machine["versions"]["torch"]
     file, picture, document = tmp_path / "sub" / "bench.json", tmp_path / "bench.png", tmp_path / "performance.md"
@@ -79,19 +81,20 @@ def test_json_plot_and_document(rows, tmp_path: Path, capsys):
 
 def test_runs_of_one_machine_are_joined(rows, tmp_path: Path, capsys):
     """The later of two rows of one setting counts; figures of two machines are no table."""
-    machine = describe(1, "cpu")
+    machine = describe(1, "cpu", True)
     again = replace(rows[0], unit="later")
     for name, found, here in (
         ("a", rows, machine),
-        ("b", [again], machine | {"date": "2030"}),
+        ("b", [again], machine | {"date": "2130"}),
         ("c", rows, machine | {"threads": 7}),
     ):
         write_json(tmp_path / name, found, here)
-    assert read_all([tmp_path / "a", tmp_path / "b"]) == ([rows[1], again], machine | {"date": "2030"})
+    for names in ("ab", "ba"):  # in any order
+        assert read_all([tmp_path / name for name in names]) == ([rows[1], again], machine | {"date": "2130"})
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--read", str(tmp_path / "a"), str(tmp_path / "c")])
     assert stop.value.code == 2
-    assert "c is of threads=7, " in capsys.readouterr().err
+    assert "c is of threads=7, others of" in capsys.readouterr().err
 
 
 WRONG = {
@@ -125,7 +128,7 @@ def test_documents_and_files_of_others(rows, tmp_path):
     document = tmp_path / "a.md"
     document.write_text("no marks")
     with pytest.raises(UserError, match="has no place for the table; put the lines"):
-        write_document(document, rows, describe(1, "cpu"))
+        write_document(document, rows, describe(1, "cpu", True))
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UserError, match="is no result of vision bench"):
         read_json(tmp_path / "a.json")

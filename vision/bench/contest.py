@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 Step = Literal["inference", "training"]
 Precision = Literal["fp32", "bf16"]
+STEPS: tuple[Step, ...] = ("inference", "training")
 VARIANTS: tuple[tuple[Precision, bool], ...] = (("fp32", False), ("bf16", False), ("fp32", True), ("bf16", True))
 
 
@@ -105,10 +106,12 @@ class Contest:
     Attributes:
         sides: by name; the first one is ours.
         tolerance: how far the outputs of two sides may lie apart in fp32, over their deviation.
-        compared: the peers whose outputs are compared; None is all, and without any there are no ratios either.
+        compared: the peers whose outputs are compared; None is all.
+        rated: whether there are ratios.
         differ: how far apart two outputs are; None is the largest difference over the deviation.
         units, unit: work of a step, such as 8 pictures.
         targets: how many times as fast as a peer ours should be.
+        memory_targets: the most that a step of ours should take, over the peer's.
         notes: what the reader should know.
         counted: whether the work in FLOP is counted.
     """
@@ -117,10 +120,12 @@ class Contest:
     sides: dict[str, Side]
     tolerance: float = 1e-5
     compared: frozenset[str] | None = None
+    rated: bool = True
     differ: Callable[[Tensor, Tensor], float] | None = None
     units: int = 1
     unit: str = "pictures"
     targets: dict[str, float] = field(default_factory=dict)
+    memory_targets: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     counted: bool = True
 
@@ -130,7 +135,8 @@ class Row:
     """What was found: plain values, written to JSON as they stand.
 
     Attributes:
-        sides: name -> seconds of each round, median, min, max, units a second, share of the product's rate, peak bytes.
+        sides: name -> seconds of each round, median, min, max, units a second, share of the product's rate, peak bytes, and
+            in eager mode the parts of the time that products, convolutions, attention, norms and the rest take.
         ratios: peer -> its time over ours in each round: median, min, max.
         errors: peer -> how far its output lies from ours.
         failed: why there is no time.
@@ -141,6 +147,7 @@ class Row:
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
+    memory_targets: dict[str, float] = field(default_factory=dict)
     unit: str = "pictures"
     flops: int = 0
     rate: float = 0.0
@@ -149,14 +156,14 @@ class Row:
 
     @classmethod
     def of(cls, contest: Contest) -> Row:
-        return cls(asdict(contest.setting), targets=contest.targets, unit=contest.unit, notes=list(contest.notes))
+        same = {name: getattr(contest, name) for name in ("targets", "memory_targets", "unit")}
+        return cls(asdict(contest.setting), notes=list(contest.notes), **same)
 
 
 def grow(case: str, name: str, plan: Plan, *, sizes: Sequence[int], batches: Sequence[int] = (1, 8)) -> Iterator[Setting]:
     """The settings of a model: one picture of the first size; in full also bf16, compiled, larger batches and sizes."""
     base = Setting(case, name, size=sizes[0], device=plan.device)
-    steps: tuple[Step, ...] = ("inference", "training")
-    for step in steps:
+    for step in STEPS:
         if not plan.full:
             yield replace(base, step=step)
             continue

@@ -15,7 +15,7 @@ from vision.callbacks.machine import cores, processor
 PACKAGES = ("vision-core", "torch", "torchvision", "timm", "transformers", "x-transformers", "spandrel_extra_arches")
 
 
-def describe(threads: int, device: str) -> dict[str, Any]:
+def describe(threads: int, device: str, keeps_memory: bool) -> dict[str, Any]:
     found = {
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),  # that torch's own kernels use, such as AVX2
@@ -24,6 +24,7 @@ def describe(threads: int, device: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
         "device": device,
+        "keeps_freed_memory": keeps_memory,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()} | {name: tell(name) for name in PACKAGES},
     }

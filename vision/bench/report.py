@@ -27,7 +27,9 @@ HEADS = (
     "target",
     "step's memory",
     "share",
+    "in products",
 )
+FORMAT = 3
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
@@ -51,7 +53,8 @@ def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             time = duration(row.sides[peer]["median"]) if peer in row.sides else ""
             shares = [side["share"] for side in (mine, row.sides.get(peer, {})) if side.get("share")]
             share = " to ".join(f"{share:.0%}" for share in shares)
-            yield [*first, own, f"{peer} {time}".strip(), *told, met, memory_of(row, ours, peer), share]
+            products = " to ".join(in_products(side) for side in (mine, row.sides.get(peer, {})) if side.get("parts"))
+            yield [*first, own, f"{peer} {time}".strip(), *told, met, memory_of(row, ours, peer), share, products]
 
 
 def duration(seconds: float) -> str:
@@ -59,11 +62,19 @@ def duration(seconds: float) -> str:
 
 
 def memory_of(row: Row, ours: str, peer: str) -> str:
-    """Ours and the peer's, in MB."""
+    """Ours and the peer's, in MB, and whether ours is as small as it should be."""
     sides = [row.sides.get(name, {}) for name in (ours, peer)]
-    return (
-        " to ".join(f"{side['step_bytes'] / 1e6:.0f}" for side in sides) + " MB" if all("step_bytes" in s for s in sides) else ""
-    )
+    if not all("step_bytes" in side for side in sides):
+        return ""
+    mine, theirs = (side["step_bytes"] / 1e6 for side in sides)
+    most = row.memory_targets.get(peer)
+    met = "" if most is None else f", {most:g}: {'met' if mine <= most * theirs else 'not met'}"
+    return f"{mine:.0f} to {theirs:.0f} MB{met}"
+
+
+def in_products(side: dict[str, Any]) -> str:
+    """Products and convolutions, of the operators' time."""
+    return f"{side['parts']['products'] + side['parts']['convolutions']:.0%}"
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -97,14 +108,14 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 def write_json(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": 2, "machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    path.write_text(json.dumps({"format": FORMAT, "machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> tuple[list[Row], dict[str, Any]]:
     """Raises: UserError: no file of this command."""
     try:
         told = json.loads(path.read_text())
-        if told["format"] != 2:
+        if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']}")
         return [Row(**row) for row in told["rows"]], told["machine"]
     except OSError as error:
@@ -114,20 +125,18 @@ def read_json(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:
-    """What several runs on one machine have found, with the date of the last; of two rows of one setting, the later.
+    """What several runs on one machine have found, in order of their dates; of two rows of one setting, the later.
 
     Raises:
         UserError: a file that is none of this command, or files of unlike machines.
     """
     rows: list[Row] = []
     machine: dict[str, Any] = {}
-    for path in paths:
-        found, here = read_json(path)
+    told = [(path, *read_json(path)) for path in paths]
+    for path, found, here in sorted(told, key=lambda one: one[2]["date"]):
         for key in machine:
             if key != "date" and machine[key] != here[key]:
-                raise UserError(
-                    f"{path} is of {key}={here[key]!r}, {paths[0]} of {machine[key]!r}; join what one machine has found"
-                )
+                raise UserError(f"{path} is of {key}={here[key]!r}, others of {machine[key]!r}; join what one machine has found")
         machine = here
         rows = [row for row in rows if all(row.setting != later.setting for later in found)] + found
     return rows, machine

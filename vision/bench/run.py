@@ -13,7 +13,8 @@ from vision.bench.cases import load
 from vision.bench.clock import finisher, interleave, product_rate, ratios, spread
 from vision.bench.contest import Contest, Plan, Row, Setting, Side
 from vision.bench.memory import peak
-from vision.bench.work import apart, count_flops, gradient_size, output, prepare, stepper
+from vision.bench.work import apart, count_flops, gradient_size, loss, output, parts_of_time, prepare, stepper
+from vision.errors import UserError
 from vision.packing import knows_bf16
 
 GRADIENTS = 1e-3  # how far the lengths of two gradients may lie apart, over their size
@@ -22,7 +23,9 @@ NO_BF16 = "bf16 is not measured: this processor multiplies no bfloat16, and a st
 
 
 def run_case(name: str, plan: Plan) -> Iterator[Row]:
-    """The rows of a case, as they are found."""
+    """The rows of a case, as they are found: each in a process of its own, the tiny ones in this one."""
+    from vision.bench.alone import contend_alone
+
     case = load(name)
     if hasattr(case, "rows"):
         yield from case.rows(plan)
@@ -31,12 +34,13 @@ def run_case(name: str, plan: Plan) -> Iterator[Row]:
         if "bf16" in setting.how + setting.name and setting.device == "cpu" and not plan.tiny and not knows_bf16():
             yield Row(asdict(setting), notes=[NO_BF16])
         else:
-            yield contend(case.contest(setting), plan)
+            yield contend(case.contest(setting), plan) if plan.tiny else contend_alone(setting, plan)
 
 
 def contend(contest: Contest, plan: Plan) -> Row:
     """Compares, then times. A wrong answer is not timed: the row says what is wrong."""
     row, setting = Row.of(contest), contest.setting
+    peaks = measure_memory(contest, plan, row)  # while this process holds next to nothing
     modules = {name: build(side, setting) for name, side in contest.sides.items()}
     row.failed = compare(contest, modules, row)
     if row.failed:
@@ -54,15 +58,25 @@ def contend(contest: Contest, plan: Plan) -> Row:
     before = product_rate(setting.precision, setting.device, square)
     seconds = interleave(runs, plan.repeats, plan.seconds, finish=finisher(setting.device))
     row.rate = max(before, product_rate(setting.precision, setting.device, square))
-    row.ratios = ratios(seconds) if contest.compared != frozenset() else {}
+    row.ratios = ratios(seconds) if contest.rated else {}
     for name, times in seconds.items():
         found: dict[str, Any] = {"seconds": times, **spread(times)}
         found |= {"per_second": contest.units / found["median"], "share": row.flops / found["median"] / row.rate or None}
-        row.sides[name] = found
-    if plan.memory:
-        for name in contest.sides:
-            row.sides[name] |= peak(setting, name, plan.threads)
+        row.sides[name] = found | peaks.get(name, {})
+        if not setting.compiled and not plan.tiny:
+            row.sides[name]["parts"] = parts_of_time(runs[name], setting.device)
     return row
+
+
+def measure_memory(contest: Contest, plan: Plan, row: Row) -> dict[str, dict[str, int]]:
+    """Of each side; what could not be measured is a note."""
+    found = {}
+    for name in contest.sides if plan.memory else ():
+        try:
+            found[name] = peak(contest.setting, name, plan.threads)
+        except UserError as error:
+            row.notes.append(str(error))
+    return found
 
 
 def build(side: Side, setting: Setting) -> nn.Module:
@@ -101,17 +115,20 @@ def compare(contest: Contest, modules: dict[str, nn.Module], row: Row) -> str | 
 
 def make_fast(contest: Contest, modules: dict[str, nn.Module]) -> str | None:
     """Every module in the setting's mode and precision; what is wrong with their outputs then, if anything is."""
-    setting = contest.setting
+    setting, training = contest.setting, contest.setting.step == "training"
     plain: dict[str, Tensor] = {}
     if setting.precision == "bf16" or setting.compiled:
-        plain = {name: output(side, modules[name]) for name, side in contest.sides.items()}
+        plain = {name: (loss if training else output)(side, modules[name]) for name, side in contest.sides.items()}
     for module in modules.values():
         prepare(module, setting)
-    if setting.step == "training":
-        return None  # dropout is 0, but paths may be at random
     allowed = ROUGH[setting.precision if setting.precision == "bf16" else "compiled"]
     for name, reference in plain.items():
-        error = (contest.differ or apart)(output(contest.sides[name], modules[name]), reference)
+        if training:
+            found = loss(contest.sides[name], modules[name], setting)
+            error = float((found - reference).abs() / reference.abs())
+        else:
+            error = (contest.differ or apart)(output(contest.sides[name], modules[name]), reference)
         if not error <= allowed:
-            return f"wrong: {name} ({setting.how}) lies {error:.1e} from its own eager fp32 output, more than {allowed:g}"
+            what = "loss" if training else "output"
+            return f"wrong: {name} ({setting.how}) lies {error:.1e} from its own eager fp32 {what}, more than {allowed:g}"
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from vision.bench.contest import Setting, Side
@@ -46,6 +47,13 @@ def stepper(side: Side, module: nn.Module, setting: Setting) -> Callable[[], Any
     return train
 
 
+def loss(side: Side, module: nn.Module, setting: Setting | None = None) -> Tensor:
+    """What the module is trained by, in eager fp32 or in the precision of a setting."""
+    low = setting is not None and setting.precision == "bf16"
+    with torch.autocast(torch.device(setting.device).type if setting else "cpu", torch.bfloat16, enabled=low):
+        return side.loss_of(module).detach().float()
+
+
 @torch.no_grad()
 def output(side: Side, module: nn.Module) -> Tensor:
     return side.output(module).float()
@@ -66,6 +74,35 @@ def gradient_size(side: Side, module: nn.Module) -> float:
     squares = [parameter.grad.double().square().sum() for parameter in module.parameters() if parameter.grad is not None]
     module.zero_grad(set_to_none=True)
     return float(torch.stack(squares).sum().sqrt())
+
+
+KINDS = ("products", "convolutions", "attention", "norms", "rest")
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_mkl_linear"}
+
+
+def parts_of_time(run: Callable[[], Any], device: str) -> dict[str, float]:
+    """Parts of the operators' time in one run that products, convolutions, fused attention, norms and the rest take; Python's
+    own time is not in it."""
+    gpu = device.startswith("cuda")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    with profile(activities=activities) as seen:
+        run()
+    found = dict.fromkeys(KINDS, 0.0)
+    for event in seen.key_averages():
+        found[kind_of(event.key)] += event.self_device_time_total if gpu else event.self_cpu_time_total
+    total = sum(found.values())
+    return {kind: time / total for kind, time in found.items()}
+
+
+def kind_of(operator: str) -> str:
+    name = operator.removeprefix("aten::")
+    if "conv" in name:
+        return "convolutions"
+    if "scaled_dot_product" in name:
+        return "attention"
+    if "layer_norm" in name or "rms_norm" in name:
+        return "norms"
+    return "products" if name in PRODUCTS or "mkl" in name else "rest"
 
 
 def count_flops(side: Side, module: nn.Module, setting: Setting) -> int:

@@ -96,13 +96,13 @@ def measure(options: Any, console: Any) -> tuple[list[Any], dict[str, Any]]:
 
     from vision.bench.contest import Plan
     from vision.bench.machine import describe
-    from vision.bench.report import lines
+    from vision.bench.report import lines, write_json
     from vision.bench.run import run_case
     from vision.commands.allocator import keep_freed_memory
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {options.device} is not there; use --device cpu")
-    keep_freed_memory()  # how often it comes anew from the system would depend on the cases before, for either side
+    keeps = keep_freed_memory()  # as each contest's process does
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     threads = torch.get_num_threads()
@@ -114,8 +114,10 @@ def measure(options: Any, console: Any) -> tuple[list[Any], dict[str, Any]]:
         console.print(f"{case}: {CASES[case]}", markup=False, highlight=False)
         for row in run_case(case, plan):
             rows.append(row)
+            if options.json is not None:  # at once: hours of measuring may be cut off
+                write_json(options.json, rows, describe(threads, options.device, keeps))
             for cells in lines([row]):
                 console.print("  " + "  ".join(cell for cell in cells if cell), markup=False, highlight=False)
     if not rows:
         raise UserError(f"no setting has {' '.join(options.only)}; use --full, or other values")
-    return rows, describe(threads, options.device)
+    return rows, describe(threads, options.device, keeps)

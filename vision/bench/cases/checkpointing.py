@@ -24,10 +24,8 @@ def settings(plan: Plan) -> Iterator[Setting]:
 
 def contest(setting: Setting) -> Contest:
     build = partial(vision.create_model, setting.name, **(TINY if setting.size == 32 else {}))
-    sides = {
-        "checkpointing": Side(partial(recomputing, build), partial(run, setting)),
-        "kept": Side(build, partial(run, setting)),
-    }
+    seen = partial(run, setting.picture())
+    sides = {"checkpointing": Side(partial(recomputing, build), seen), "kept": Side(build, seen)}
     return Contest(setting, sides, units=setting.batch)
 
 

@@ -27,11 +27,10 @@ def settings(plan: Plan) -> Iterator[Setting]:
 def contest(setting: Setting) -> Contest:
     sizes = SIZES[setting.name]
     ours = partial(vision.models.DAT, setting.size, **sizes, **({"strides": (1, 1)} if setting.name == "tiny" else {}))
+    seen = partial(logits, setting.picture())
     sides = {
-        "vision": Side(ours, lambda module: logits(module, setting)),
-        "transcription": Side(
-            partial(PlainDAT, setting.size, **sizes), lambda module: logits(module, setting), lend=vision.load_weights
-        ),
+        "vision": Side(ours, seen),
+        "transcription": Side(partial(PlainDAT, setting.size, **sizes), seen, lend=vision.load_weights),
     }
     targets = {"transcription": 1.5} if setting.how == "inference, fp32" else {}
     return Contest(setting, sides, units=setting.batch, targets=targets)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vision
 from core import BiasFreeNorm, LayerNorm
-from vision.bench.contest import Contest, Plan, Setting, Side, grow, like
+from vision.bench.contest import STEPS, Contest, Plan, Setting, Side, grow, like
 from vision.bench.peers import imports
 from vision.bench.peers.restormer import PlainRestormer
 
@@ -21,6 +21,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "restormer": {"dim": 48, "depths": (4, 6, 6, 8), "refinement": 4, "heads": (1, 2, 4, 8)},
 }
 PUBLISHED = "spandrel_extra_arches"
+NORMS = "both norms"
 
 
 def settings(plan: Plan) -> Iterator[Setting]:
@@ -32,27 +33,31 @@ def settings(plan: Plan) -> Iterator[Setting]:
             yield setting
     if plan.full:
         yield from grow("restormer", "restormer, bias-free norm", plan, sizes=[128], batches=(1,))
+        for step in STEPS:
+            yield Setting("restormer", f"restormer, {NORMS}", step, size=128, device=plan.device)
 
 
 def contest(setting: Setting) -> Contest:
     name, _, other = setting.name.partition(", ")
-    sizes, bias = SIZES[name], not other
-    sides = {"vision": Side(partial(ours, bias, sizes), partial(restored, setting))}
+    sizes, bias, seen = SIZES[name], not other, partial(restored, setting.picture())
+    if other == NORMS:
+        norms = {"bias-free": Side(partial(ours, False, sizes), seen), "with bias": Side(partial(ours, True, sizes), seen)}
+        return Contest(setting, norms, compared=frozenset(), units=setting.batch, targets={"with bias": 1.0})
+    sides = {"vision": Side(partial(ours, bias, sizes), seen)}
     notes = []
     if find_spec(PUBLISHED):
-        sides["published"] = Side(partial(published, bias, sizes), partial(restored, setting), lend=vision.load_weights)
+        sides["published"] = Side(partial(published, bias, sizes), seen, lend=vision.load_weights)
     else:
         notes.append(f"{PUBLISHED} is not installed (pip install 'vision-core[bench]'): a plain transcription stands for it")
-    sides["transcription"] = Side(
-        partial(PlainRestormer, **sizes, bias=bias), partial(restored, setting), lend=vision.load_weights
-    )
+    sides["transcription"] = Side(partial(PlainRestormer, **sizes, bias=bias), seen, lend=vision.load_weights)
     target = {"inference, fp32": 2.0, "training, fp32": 1.5}.get(setting.how)
     peer = list(sides)[1]
-    return Contest(setting, sides, units=setting.batch, targets={} if target is None else {peer: target}, notes=notes)
+    targets: dict[str, Any] = {} if target is None else {"targets": {peer: target}, "memory_targets": {peer: 0.5}}
+    return Contest(setting, sides, units=setting.batch, notes=notes, **targets)
 
 
-def restored(setting: Setting, module: nn.Module) -> Tensor:
-    return module(like(setting.picture(), module))
+def restored(x: Tensor, module: nn.Module) -> Tensor:
+    return module(like(x, module))
 
 
 def ours(bias: bool, sizes: dict[str, Any]) -> nn.Module:

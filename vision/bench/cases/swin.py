@@ -27,9 +27,10 @@ def settings(plan: Plan) -> Iterator[Setting]:
 
 def contest(setting: Setting) -> Contest:
     make_ours = partial(vision.models.Swin, setting.size, **SIZES[setting.name])
-    sides = {"vision": Side(make_ours, lambda module: logits(module, setting))}
+    seen = partial(logits, setting.picture())
+    sides = {"vision": Side(make_ours, seen)}
     for name, make in {"timm": timm, "torchvision": torchvision, "transformers": transformers}.items():
-        sides[name] = Side(partial(make, setting), lambda module: logits(module, setting), lend=vision.load_weights)
+        sides[name] = Side(partial(make, setting), seen, lend=vision.load_weights)
     target = {"inference, fp32": 1.5, "training, fp32": 1.15}.get(setting.how)
     targets = {} if target is None else {"timm": target, "torchvision": target}
     return Contest(setting, sides, units=setting.batch, targets=targets)

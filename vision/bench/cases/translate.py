@@ -80,7 +80,7 @@ def contest(setting: Setting) -> Contest:
     else:
         notes.append(MISSING)
     options: dict[str, Any] = {"targets": {"nn.Transformer": 1.2}, "notes": notes, "compared": compared, "counted": False}
-    return Contest(setting, sides, tolerance=1e-4, units=tokens, unit="tokens", **options)
+    return Contest(setting, sides, units=tokens, unit="tokens", **options)
 
 
 def made_up(count: int, longest: int) -> list[Sentence]:

@@ -25,15 +25,16 @@ def settings(plan: Plan) -> Iterator[Setting]:
 
 def contest(setting: Setting) -> Contest:
     peers = {"timm": timm, "torchvision": torchvision, "transformers": transformers}
-    sides = {"vision": Side(lambda: ours(setting), lambda module: logits(module, setting))}
+    seen = partial(logits, setting.picture())
+    sides = {"vision": Side(lambda: ours(setting), seen)}
     for name, make in peers.items():
-        sides[name] = Side(partial(make, setting), lambda module: logits(module, setting), lend=vision.load_weights)
+        sides[name] = Side(partial(make, setting), seen, lend=vision.load_weights)
     targets = {"timm": 1.05} if setting.how == "inference, fp32" else {}
     return Contest(setting, sides, units=setting.batch, targets=targets)
 
 
-def logits(module: nn.Module, setting: Setting) -> Tensor:
-    result: Any = module(like(setting.picture(), module))
+def logits(x: Tensor, module: nn.Module) -> Tensor:
+    result: Any = module(like(x, module))
     return getattr(result, "logits", result)
 
 
