@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.cache import LayerCache
+from core.linear import Linear
 from core.mask import causal as causal_mask
 from core.options import check_shares
 from core.plain import asking_is_free
@@ -219,11 +220,11 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
         kv_dim = kv_heads * self.head_dim
         if memory_dim is None:
-            self.qkv = nn.Linear(dim, dim + 2 * kv_dim, bias=bias)
+            self.qkv: nn.Linear = Linear(dim, dim + 2 * kv_dim, bias=bias)
         else:
-            self.q = nn.Linear(dim, dim, bias=bias)
-            self.kv = nn.Linear(memory_dim, 2 * kv_dim, bias=bias)
-        self.out = nn.Linear(dim, dim, bias=bias)
+            self.q = Linear(dim, dim, bias=bias)
+            self.kv = Linear(memory_dim, 2 * kv_dim, bias=bias)
+        self.out: nn.Linear = Linear(dim, dim, bias=bias)
         self.position, self.qk_norm = position, qk_norm
         self.dropout, self.scale = dropout, getattr(qk_norm, "scale", None) if scale is None else scale
 

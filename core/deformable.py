@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from core.attention import attend, masked_softmax
+from core.linear import Linear
 from core.options import is_number
 from core.position import Position, RelativeTable, Site, make_position, require_hooks
 
@@ -96,9 +97,9 @@ class DeformableAttention(nn.Module):
         self.heads, self.groups, self.extent = heads, groups, tuple(extent)
         self.offset_range, self.reference = offset_range, reference
         width = dim // groups
-        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.q, self.k, self.v, self.out = (Linear(dim, dim) for _ in range(4))
         self.offset_conv = nn.Conv2d(width, width, kernel, stride=stride, padding=kernel // 2, groups=width)
-        self.offset_norm, self.offset_out = nn.LayerNorm(width), nn.Linear(width, 2, bias=False)
+        self.offset_norm, self.offset_out = nn.LayerNorm(width), Linear(width, 2, bias=False)
         site = Site(width, heads // groups, extent=self.extent)
         parts = [make_position(position, site) for _ in range(groups) if position is not None]
         for part in parts:
@@ -186,9 +187,9 @@ class MultiScaleDeformableAttention(nn.Module):
         if levels < 1 or points < 1:
             raise ValueError(f"levels={levels} and points={points} sample nothing; use 1 or more of each, such as 4")
         self.dim, self.heads, self.levels, self.points = dim, heads, levels, points
-        self.offsets = nn.Linear(dim, heads * levels * points * 2)
-        self.weights = nn.Linear(dim, heads * levels * points)
-        self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.offsets = Linear(dim, heads * levels * points * 2)
+        self.weights = Linear(dim, heads * levels * points)
+        self.value, self.out = Linear(dim, dim), Linear(dim, dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

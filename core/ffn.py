@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from core.convolution import Conv1x1, Conv3x3, convolve, pointwise
 from core.dropout import Dropout
+from core.linear import Linear
 from core.tiles import WHOLE, Area, by_tiles, pays
 
 
@@ -41,10 +42,10 @@ class Mlp(nn.Module):
         super().__init__()
         if hidden < 1:
             raise ValueError(f"hidden={hidden} is no width; use 1 or more, such as {4 * dim}")
-        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.up = Linear(dim, hidden, bias=bias)
         self.activation = activation()
         self.dropout = Dropout(dropout)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         return self.down(self.dropout(self.activate(self.up(x))))
@@ -75,10 +76,10 @@ class GatedMlp(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(dim, 2 * hidden, bias=bias)  # gate first: one product for both
+        self.gate_up = Linear(dim, 2 * hidden, bias=bias)  # gate first: one product for both
         self.activation = activation()
         self.dropout = Dropout(dropout)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_plain(x: Tensor) -> bool:
@@ -15,3 +15,15 @@ def asking_is_free(x: Tensor) -> bool:
     """Whether Python may look at numbers: a GPU would have to wait for it, torch.compile would break the graph, and other kinds
     of tensors only pretend to have some."""
     return x.device.type == "cpu" and is_plain(x)
+
+
+def any_kernel_serves(x: Tensor, *weights: Tensor) -> bool:
+    """Whether a kernel that neither gradients nor autocast nor a trace knows may compute with these: plain numbers on a CPU."""
+    return (
+        asking_is_free(x)
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)))
+        and all(type(weight) in (nn.Parameter, Tensor) and weight.device.type == "cpu" for weight in weights)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.jit.is_tracing()
+        and x.numel() > 0
+    )

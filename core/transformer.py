@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from core.cache import KeyValueCache
 from core.dropout import Dropout
 from core.embedding import TokenEmbedding
 from core.ffn import Mlp
+from core.linear import Linear, linear
 from core.norm import LayerNorm
 from core.options import check_makers, check_shares, check_sizes, remember_options
 from core.position import HOOKS, Position, Shared, Sinusoidal, Site, make_position, require_hooks
@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         self.norm = norm(dim) if order == "pre" else nn.Identity()
         self.checkpointing = False
         # Tied scores use the embedding's own parameter: no second name for it that a copy or a file could set apart.
-        self.output = None if tied else nn.Linear(dim, vocabulary, bias=False)
+        self.output = None if tied else Linear(dim, vocabulary, bias=False)
         self.blocks.apply(initialise)
         if self.output is not None:
             self.output.apply(initialise)
@@ -217,7 +217,7 @@ class Decoder(nn.Module):
             own = {} if cache is None else {"cache": cache.layers[i]}
             x = run_through(block, x, checkpointing=self.checkpointing and cache is None, **context, **own)
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return linear(x, self.embedding.weight) if self.output is None else self.output(x)
 
     def new_cache(self, batch: int, length: int) -> KeyValueCache:
         """A cache for `batch` rows of up to `length` tokens."""

@@ -25,6 +25,7 @@ from torch.nn.utils import parametrize
 from core import Attention, Block, ChannelAttention, ContinuousBias, GatedConvFfn, Mlp, Position, RelativeTable, grid
 from core.block import LayerScale
 from core.convolution import Conv1x1
+from core.linear import Linear
 from core.window import WindowAttention
 from vision.errors import UserError
 from vision.models.swin_v2 import KeylessBias
@@ -223,7 +224,7 @@ def pack_products(model: nn.Module) -> int:
             # ChannelAttention multiplies its output projection with its weights first
             if (
                 isinstance(child, nn.Linear)
-                and type(child) in (nn.Linear, Conv1x1)
+                and type(child) in (nn.Linear, Linear, Conv1x1)
                 and not (isinstance(module, ChannelAttention) and name == "out")
             ):
                 setattr(module, name, PackedLinear(child, gelu=fuse and name == "up"))

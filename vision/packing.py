@@ -10,20 +10,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from core.plain import asking_is_free
+from core.plain import any_kernel_serves
 
 FUSES_GELU = torch.backends.cpu.get_cpu_capability() == "AVX512"  # with AVX2 oneDNN's GELU is slower than torch's after it
 
 
 def can_pack(x: Tensor, weight: Tensor) -> bool:
-    """Whether the packed product is there for these: on a CPU, without gradient, compilation or autocast."""
+    """Whether the packed product is there for these. The weight's gradient is none of its concern: packed weights have none."""
     return (
-        asking_is_free(x)
+        any_kernel_serves(x)
         and weight.device.type == "cpu"
         and x.dtype == weight.dtype
-        and x.numel() > 0
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
         and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and knows_bf16()))
     )

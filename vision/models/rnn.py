@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from core import ScoredAttention, SoftSelection
 from core.dropout import Dropout
 from core.embedding import TokenEmbedding
+from core.linear import Linear, linear
 from core.mask import padding
 from core.options import check_makers, check_shares, check_sizes, remember_options
 from core.rows import MemoryReal, Real, as_real
@@ -115,7 +115,7 @@ class RNNDecoder(nn.Module):
         self.first = nn.Linear(memory_dim, self.parts * layers * dim)
         self.attention = None if score is None else ScoredAttention(score(dim, memory_dim), select())
         self.join = None if score is None else nn.Linear(dim + memory_dim, dim, bias=False)
-        self.output = None if tied else nn.Linear(dim, vocabulary, bias=False)
+        self.output = None if tied else Linear(dim, vocabulary, bias=False)
 
     def forward(
         self,
@@ -141,7 +141,7 @@ class RNNDecoder(nn.Module):
         if real is not None and (right_lengths(real, *tokens.shape) < tokens.shape[1]).any() and cache is not None:
             raise ValueError("padding would enter the state that the cache keeps; feed rows of equal length")
         x, _ = self.states(tokens, self.read(memory, memory_real, cache), cache)
-        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return linear(x, self.embedding.weight) if self.output is None else self.output(x)
 
     def states(
         self, tokens: Int[Tensor, "b n"], seen: StateCache, cache: StateCache | None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from core import Attention, Block, LayerNorm, Mlp, Position, RelativeTable, Site, drop_path_rates
 from core.block import NormOrder
+from core.linear import Linear
 from core.options import check_makers, check_shares, hidden_width, remember_options
 from core.position import make_position, require_hooks
 from core.window import Padding, WindowAttention, pad_to_multiple
@@ -30,7 +31,7 @@ class PatchMerging(nn.Module):
 
     def __init__(self, dim: int, norm: Callable[[int], nn.Module] = LayerNorm) -> None:
         super().__init__()
-        self.norm, self.reduction = norm(4 * dim), nn.Linear(4 * dim, 2 * dim, bias=False)
+        self.norm, self.reduction = norm(4 * dim), Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
         return self.reduction(self.norm(side_by_side(x)))

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from core import Attention, ContinuousBias, CosineScores, LayerNorm, Position, Site
+from core.linear import Linear
 from core.options import is_number
 from vision.models.swin import BASE, LARGE, Swin, side_by_side
 
@@ -22,7 +23,7 @@ class PostNormMerging(nn.Module):
 
     def __init__(self, dim: int, norm: Callable[[int], nn.Module] = LayerNorm) -> None:
         super().__init__()
-        self.reduction, self.norm = nn.Linear(4 * dim, 2 * dim, bias=False), norm(2 * dim)
+        self.reduction, self.norm = Linear(4 * dim, 2 * dim, bias=False), norm(2 * dim)
 
     def forward(self, x: Float[Tensor, "b h w d"]) -> Float[Tensor, "b i j e"]:
         return self.norm(self.reduction(side_by_side(x)))

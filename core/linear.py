@@ -1,0 +1,64 @@
+"""The product of tokens and weights: torch's, and on a CPU without gradient a faster one where that was measured."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
+
+from core.plain import any_kernel_serves
+
+FEW = 4  # rows; from 8 on torch's product is as fast where the weights are in the processor's cache
+ROWS = range(32, 1025)  # for which oneDNN's product pays
+WIDE = 384  # fewer columns are read so fast that the weight's way into oneDNN's order costs more
+ONEDNN = torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backends.mkldnn.is_available()  # with AVX-512 no gain
+
+
+def linear(
+    x: Float[Tensor, "*b d"], weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"] | None = None
+) -> Float[Tensor, "*b e"]:
+    """x weightᵀ + bias: `F.linear` by the kernel that takes the least time, at several threads.
+
+    Figures: docs/performance.md, "Products".
+    """
+    if pays(x, weight):
+        rows = x.numel() // x.shape[-1]
+        if rows <= FEW:
+            return of_few_rows(x, weight, bias)
+        if ONEDNN and rows in ROWS and weight.shape[1] >= WIDE:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether another kernel may be taken: in float32 at several threads, for weights as they lie in memory."""
+    return (
+        any_kernel_serves(x, weight)
+        and x.dtype == weight.dtype == torch.float32
+        and weight.is_contiguous()
+        and torch.get_num_threads() > 1
+    )
+
+
+def of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The transposed product, weight xᵀ: all threads read the weights, which one alone does for x weightᵀ of so few rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    pair = rows.repeat(2, 1) if len(rows) == 1 else rows  # a single row is another kernel, of one thread
+    y = (weight @ pair.mT).mT[: len(rows)]
+    return (y if bias is None else y + bias).contiguous().view(*x.shape[:-1], -1)
+
+
+class Linear(nn.Linear):
+    """torch's Linear, by `linear`."""
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        return linear(x, self.weight, self.bias)
+
+
+if ONEDNN:  # so that torch's counter sees the work
+
+    @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
+    def count_flops(x: torch.Size, weight: torch.Size, *_: object, out_shape: torch.Size, **__: object) -> int:
+        return 2 * out_shape.numel() * weight[1]
