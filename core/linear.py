@@ -10,8 +10,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from core.plain import any_kernel_serves
 
-FEW = 4  # rows; from 8 on torch's product is as fast where the weights are in the processor's cache
-ROWS = range(32, 1025)  # for which oneDNN's product pays
+FEW = range(2, 5)  # rows for which the transposed product pays; of 8 torch's is as fast with weights in the processor's cache
+MANY = range(32, 1025)  # rows for which oneDNN's product pays
 WIDE = 384  # fewer columns are read so fast that the weight's way into oneDNN's order costs more
 ONEDNN = torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backends.mkldnn.is_available()  # with AVX-512 no gain
 
@@ -23,16 +23,16 @@ def linear(
 
     Figures: docs/performance.md, "Products".
     """
-    if pays(x, weight):
-        rows = x.numel() // x.shape[-1]
-        if rows <= FEW:
-            return of_few_rows(x, weight, bias)
-        if ONEDNN and rows in ROWS and weight.shape[1] >= WIDE:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    # The number of rows comes first: asking for all of it at each product took 5 % of a decoding step
+    rows = 0 if torch.compiler.is_compiling() or torch.jit.is_tracing() or not x.numel() else x.numel() // x.shape[-1]
+    if rows in FEW and allows(x, weight):
+        return of_few_rows(x, weight, bias)
+    if rows in MANY and ONEDNN and weight.shape[1] >= WIDE and allows(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
-def pays(x: Tensor, weight: Tensor) -> bool:
+def allows(x: Tensor, weight: Tensor) -> bool:
     """Whether another kernel may be taken: in float32 at several threads, for weights as they lie in memory."""
     return (
         any_kernel_serves(x, weight)
@@ -44,9 +44,7 @@ def pays(x: Tensor, weight: Tensor) -> bool:
 
 def of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The transposed product, weight xᵀ: all threads read the weights, which one alone does for x weightᵀ of so few rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    pair = rows.repeat(2, 1) if len(rows) == 1 else rows  # a single row is another kernel, of one thread
-    y = (weight @ pair.mT).mT[: len(rows)]
+    y = (weight @ x.reshape(-1, x.shape[-1]).mT).mT
     return (y if bias is None else y + bias).contiguous().view(*x.shape[:-1], -1)
 
 

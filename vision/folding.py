@@ -60,7 +60,8 @@ class Optimized:
 def optimize(model: nn.Module, *, precision: torch.dtype | None = None, compile: bool = False, sample: Any = None) -> Any:
     """A copy of a model for inference: folded, and in less precision or compiled if asked for.
 
-    It takes and gives what the model does, sizes and dtypes too. It is not for training or saving: keep the model.
+    It takes and gives what the model does, sizes and dtypes too. It is not for training or saving: keep the model. Packed
+    weights are kept beside those that they were made from, which takes as much memory again.
 
     Args:
         model: in evaluation mode; stays as it is.
@@ -96,6 +97,7 @@ def optimize(model: nn.Module, *, precision: torch.dtype | None = None, compile:
     if precision is not None or compile:
         done.error = difference(outputs(fast, arguments), reference)
     fast.optimized, fast.error = done, done.error
+    logging.getLogger(__name__).info("%s: %s", type(model).__name__, done)
     return fast
 
 

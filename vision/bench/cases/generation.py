@@ -27,7 +27,7 @@ def settings(plan: Plan) -> Iterator[Setting]:
         return
     base = Setting("generation", "encoder-decoder", batch=1, size=64, device=plan.device)
     for size in (64, 256) if plan.full else (64,):
-        for batch in (1, 16) if plan.full else (1,):
+        for batch in (1, 4, 16) if plan.full else (1,):
             yield replace(base, batch=batch, size=size)
 
 

@@ -19,7 +19,7 @@ from vision.bench.peers import imports
 SYMBOLS = 1000
 SIZES = {"tiny": (16, 1, 2), "encoder": (512, 6, 8)}  # width, blocks, heads
 MISSING = "x-transformers is not installed (pip install 'vision-core[bench]'): left out"
-TIME_ONLY = "x-transformers has no biases in its attention, so that weights cannot be copied: its time only"
+TIME_ONLY = "x-transformers names its weights otherwise, and has no biases in its attention: they are not copied, its time only"
 
 
 def settings(plan: Plan) -> Iterator[Setting]:
