@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 
+FEWEST = 5  # rounds: of three the median has lain a tenth off
+
+
 def interleave(
     runs: dict[str, Callable[[], Any]],
     repeats: int,
@@ -18,11 +21,13 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     finish: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each run in each round: A B C, A B C, ..., after one round that does not count.
+    """Seconds of each run in each round: A B C, B C A, ..., after one round that does not count.
+
+    Each begins as often as any other: who comes after whom finds memory and caches otherwise.
 
     Args:
         repeats: most rounds.
-        seconds: no further round once so many have passed, but at least 3 (or `repeats`, if that is less).
+        seconds: no further round once so many have passed, but at least 5 (or `repeats`, if that is less).
         clock: tells the time in seconds.
         finish: waits for the device.
     """
@@ -32,11 +37,12 @@ def interleave(
     found: dict[str, list[float]] = {name: [] for name in runs}
     began = clock()
     for done in range(repeats):
-        if done >= 3 and clock() - began >= seconds:
+        if done >= FEWEST and clock() - began >= seconds:
             break
-        for name, run in runs.items():
+        names = [*runs][done % len(runs) :] + [*runs][: done % len(runs)]
+        for name in names:
             start = clock()
-            run()
+            runs[name]()
             finish()
             found[name].append(clock() - start)
     return found

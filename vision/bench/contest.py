@@ -54,7 +54,7 @@ class Plan:
     Attributes:
         full: all settings, not only the quick ones.
         tiny: the smallest models and sizes, to see that a case runs.
-        repeats: most rounds; fewer once `seconds` have passed, but at least 3.
+        repeats: most rounds; fewer once `seconds` have passed, but at least 5.
         seconds: of measuring for a setting.
         threads: of the processor.
         device: "cpu" or "cuda".

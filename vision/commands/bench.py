@@ -65,7 +65,7 @@ def parse(args: list[str]) -> Any:
     parser.add_argument("--threads", type=positive, help="of the processor (torch's own choice)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--repeats", type=positive, default=15, help="most rounds of a comparison (15)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a comparison, but at least 3 rounds (5)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a comparison, but at least 5 rounds (5)")
     parser.add_argument("--no-memory", action="store_true", help="leave out the process a side that measures peak memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, such as bench.png")

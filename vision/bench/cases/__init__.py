@@ -11,6 +11,7 @@ CASES = {  # name -> what it compares, in one line
     "restormer": "Restormer against the published code (spandrel_extra_arches) or a plain transcription",
     "dat": "DAT-T against a plain transcription",
     "sequence": "an encoder over 128 to 2048 tokens against nn.TransformerEncoder and x-transformers",
+    "bias": "attention with a trainable bias against scaled dot product attention called as it is",
     "translate": "training on sentences of unequal lengths against nn.Transformer and x-transformers",
     "generation": "greedy generation against transformers' generate",
     "optimize": "vision.optimize against the model that it was given",
