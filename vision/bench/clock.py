@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 FEWEST = 5  # rounds: of three the median has lain a tenth off
 
 

@@ -38,7 +38,7 @@ class Biased(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.randn(HEADS, TOKENS, TOKENS))
+        self.bias = nn.Parameter(0.02 * torch.randn(HEADS, TOKENS, TOKENS))
         self.scale = nn.Parameter(torch.randn(WIDTH))
 
 

@@ -84,7 +84,7 @@ class PointAttention(nn.Module):
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         b, _, h, w = x.shape
         q = self.proj_q(x)
-        offsets = self.conv_offset(q.view(b * self.groups, -1, h, w)).permute(0, 2, 3, 1)
+        offsets = self.conv_offset(q.reshape(b * self.groups, -1, h, w)).permute(0, 2, 3, 1)
         axes = [(torch.arange(n, device=x.device, dtype=x.dtype) + 0.5) * 2 / n - 1 for n in (h, w)]
         grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
         points = grid + offsets.tanh() * torch.tensor([2 / h, 2 / w], device=x.device, dtype=x.dtype)
