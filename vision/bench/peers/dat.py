@@ -88,7 +88,7 @@ class PointAttention(nn.Module):
         axes = [(torch.arange(n, device=x.device, dtype=x.dtype) + 0.5) * 2 / n - 1 for n in (h, w)]
         grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
         points = grid + offsets.tanh() * torch.tensor([2 / h, 2 / w], device=x.device, dtype=x.dtype)
-        sampled = F.grid_sample(x.view(b * self.groups, -1, h, w), points.flip(-1), align_corners=True).view_as(x)
+        sampled = F.grid_sample(x.reshape(b * self.groups, -1, h, w), points.flip(-1), align_corners=True).reshape(x.shape)
         q, k, v = (t.reshape(b * self.heads, -1, h * w) for t in (q, self.proj_k(sampled), self.proj_v(sampled)))
         scores = q.mT @ k * q.shape[1] ** -0.5 + self.bias(grid, points)
         y = v @ scores.softmax(dim=-1).mT
