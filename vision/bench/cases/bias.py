@@ -30,7 +30,8 @@ def contest(setting: Setting) -> Contest:
         "vision": Side(Biased, partial(run, attend, q, k, v)),
         "SDPA": Side(Biased, partial(run, sdpa, q, k, v), lend=lambda ours, theirs: ours.load_state_dict(theirs.state_dict())),
     }
-    return Contest(setting, sides, units=setting.batch, unit="windows")
+    # A mean over 49 keys deviates a seventh as much as a value: rounding weighs so much more
+    return Contest(setting, sides, tolerance=1e-4, units=setting.batch, unit="windows")
 
 
 class Biased(nn.Module):
