@@ -97,6 +97,12 @@ def test_runs_of_one_machine_are_joined(rows, tmp_path: Path, capsys):
     assert "c is of threads=7, others of" in capsys.readouterr().err
 
 
+def test_the_document_has_the_table_of_the_results():
+    root = Path(__file__).parents[2]
+    told = markdown(*read_all(sorted(root.glob("benchmarks/*.json"))))
+    assert told in (root / "docs/performance.md").read_text(), "vision bench --read benchmarks/*.json --write docs/performance.md"
+
+
 WRONG = {
     "only": (
         ["--only", "rows=8"],

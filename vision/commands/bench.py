@@ -56,7 +56,7 @@ def parse(args: list[str]) -> Any:
     parser.add_argument("--cases", nargs="+", metavar="CASE", default=list(CASES), help=f"what to run: {known} (all)")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
-        "--quick", action="store_true", help="fp32, eager, batch 1, the first size: about 10 minutes (the default)"
+        "--quick", action="store_true", help="fp32, eager, batch 1, the first size: a quarter of an hour (the default)"
     )
     extent.add_argument("--full", action="store_true", help="also bf16, compiled, larger batches, models and sizes: hours")
     extent.add_argument("--tiny", action="store_true", help="the smallest models: only to see that all runs")
