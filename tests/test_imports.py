@@ -135,10 +135,20 @@ def names(path: Path) -> set[str]:
     return used | {name.rpartition(".")[2] for name in imported(path)}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if ids(p) != "core/attention.py"], ids=ids)
+# What the benchmark measures ours against is not ours: a peer may call what it likes, and only the benchmark may call a peer.
+PEERS = ROOT / "vision" / "bench" / "peers"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if ids(p) != "core/attention.py" and PEERS not in p.parents], ids=ids)
 def test_attention_is_computed_in_one_file(path):
     forbidden = ATTENTIONS | (SOFTMAXES if part(module_name(path)) in ("core", "vision.models") else set())
     assert not names(path) & forbidden
+
+
+def test_peers_are_the_benchmarks_alone():
+    users = {path for path in FILES if any(name.startswith("vision.bench.peers") for name in imported(path))}
+    assert users
+    assert all(PEERS.parent in path.parents for path in users)
 
 
 def test_attention_file_has_both_paths():

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core import attend
 from vision.bench.contest import STEPS, Contest, Plan, Setting, Side, seeded
+from vision.bench.peers.sdpa import sdpa
 
 TOKENS, HEADS, WIDTH = 49, 3, 32  # a window of Swin-T's first stage
 
@@ -41,10 +41,6 @@ class Biased(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(0.02 * torch.randn(HEADS, TOKENS, TOKENS))
         self.scale = nn.Parameter(torch.randn(WIDTH))
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def run(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, module: Biased) -> Tensor:
