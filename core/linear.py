@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 from core.plain import any_kernel_serves
 
 FEW = range(2, 5)  # rows for which the transposed product pays; of 8 torch's is as fast with weights in the processor's cache
-MANY = range(32, 1025)  # rows for which oneDNN's product pays
+MANY = range(32, 257)  # rows for which oneDNN's product pays; of 577, as an image of 384 pixels has, it takes a sixth longer
 WIDE = 384  # fewer columns are read so fast that the weight's way into oneDNN's order costs more
 ONEDNN = torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backends.mkldnn.is_available()  # with AVX-512 no gain
 

@@ -51,7 +51,9 @@ def test_few_rows_take_the_transposed_product(monkeypatch):
 
 @onednn
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("rows", "width", "is_taken"), [(MANY[0], WIDE, True), (8, WIDE, False), (MANY[0], WIDE - 1, False)])
+@pytest.mark.parametrize(
+    ("rows", "width", "is_taken"), [(MANY[0], WIDE, True), (8, WIDE, False), (MANY.stop, WIDE, False), (MANY[0], WIDE - 1, False)]
+)
 def test_wide_products_take_onednn_and_are_counted_all_the_same(rows, width, is_taken):
     x, weight = torch.randn(rows, width), torch.randn(40, width)
     with FlopCounterMode(display=False) as counter:
