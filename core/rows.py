@@ -82,6 +82,7 @@ def memory_mask(
 def only_earlier(n: int, total: int, keys: Bool[Tensor, "..."] | None, device: torch.device) -> dict[str, Any]:
     """`mask` and `causal` for attention of the last `n` of `total` tokens to those before and to themselves."""
     if keys is None and n in (1, total):
-        return {"mask": None, "causal": n > 1}
+        # Not n > 1 itself: under torch.compile that is a symbol, which SDPA refuses
+        return {"mask": None, "causal": False} if n == 1 else {"mask": None, "causal": True}
     allowed = causal(n, total, device=device)
     return {"mask": allowed if keys is None else allowed & keys, "causal": False}

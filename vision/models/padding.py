@@ -13,9 +13,10 @@ def reflect_to_multiple(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Ten
     torch's reflection needs a side longer than its padding; here the mirror image is mirrored again, so that any side will do.
     """
     h, w = x.shape[-2:]
-    if h % multiple:
+    always = torch.compiler.is_compiling()  # a question here is a compilation more for each of its four answers
+    if always or h % multiple:
         x = x.index_select(-2, mirrored(h, h + -h % multiple, x.device))
-    return x.index_select(-1, mirrored(w, w + -w % multiple, x.device)) if w % multiple else x
+    return x.index_select(-1, mirrored(w, w + -w % multiple, x.device)) if always or w % multiple else x
 
 
 def mirrored(side: int, length: int, device: torch.device) -> Int[Tensor, " length"]:

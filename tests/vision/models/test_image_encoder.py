@@ -85,3 +85,21 @@ def test_errors(unchecked):
             ImageEncoder(BACKBONES["vit"](), **options)
     with pytest.raises(ValueError, match=r"^pictures have no padding and are not packed; leave real and segments out$"):
         ImageEncoder(BACKBONES["vit"]())(torch.zeros(1, 1, 32, 32), real=torch.tensor([3]))
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_compiles_to_one_graph_and_few_of_them(backbone, perturbed, within):
+    """At most 3 compilations over 7 sizes of pictures and lengths of text, of one graph each."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    made = perturbed(model(backbone))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(made, backend=counter, fullgraph=True)
+    for h, w, n in ((32, 32, 5), (40, 48, 9), (24, 64, 12), (56, 56, 4), (16, 72, 30), (48, 24, 17), (64, 64, 8)):
+        pictures, target = torch.randn(2, 1, h, w), torch.randint(7, (2, n))
+        with torch.no_grad():
+            within(compiled(pictures, target), made(pictures, target))
+    assert counter.frame_count <= 3

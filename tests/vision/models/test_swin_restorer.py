@@ -219,3 +219,22 @@ def test_errors_of_options(options, message):
 def test_errors_of_pictures():
     with pytest.raises(ValueError, match=r"pictures of shape \(1, 1, 8, 8\) are not b 3 h w; convert them, or build the model"):
         SwinRestorer(**TINY)(torch.zeros(1, 1, 8, 8))
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1, 2])
+def test_compiles_to_one_graph_and_few_of_them(scale, perturbed, within):
+    """At most 3 compilations over 7 sizes, of one graph each; multiples of the window and others."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    options = {"dim": 8, "depths": (2,), "heads": 2, "window_size": 4, "scale": scale, "enlarge_dim": 8}
+    model = perturbed(SwinRestorer(1, **options)).eval()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for h, w in ((40, 40), (44, 48), (32, 64), (33, 57), (48, 36), (56, 40), (35, 50)):
+        x = torch.rand(2, 1, h, w)
+        with torch.no_grad():
+            within(compiled(x), model(x))
+    assert counter.frame_count <= 3
