@@ -24,20 +24,29 @@ def linear(
     Figures: docs/performance.md, "Products".
     """
     # The number of rows comes first: asking for all of it at each product took 5 % of a decoding step
-    rows = 0 if torch.compiler.is_compiling() or torch.jit.is_tracing() or not x.numel() else x.numel() // x.shape[-1]
-    if rows in FEW and allows(x, weight):
+    rows = (
+        0 if torch.compiler.is_compiling() or torch.jit.is_tracing() or not (x.ndim and x.numel()) else x.numel() // x.shape[-1]
+    )
+    if rows in FEW and allows(x, weight, bias):
         return of_few_rows(x, weight, bias)
-    if rows in MANY and ONEDNN and weight.shape[1] >= WIDE and allows(x, weight):
+    if rows in MANY and ONEDNN and weight.shape[-1] >= WIDE and torch._C._get_mkldnn_enabled() and allows(x, weight, bias):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
-def allows(x: Tensor, weight: Tensor) -> bool:
-    """Whether another kernel may be taken: in float32 at several threads, for weights as they lie in memory."""
+def allows(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether another kernel may be taken: in float32 at several threads, for weights as they lie in memory.
+
+    What does not fit goes to torch's Linear, which says so.
+    """
+    parts = (weight,) if bias is None else (weight, bias)
     return (
-        any_kernel_serves(x, weight)
-        and x.dtype == weight.dtype == torch.float32
-        and weight.is_contiguous()
+        any_kernel_serves(x, *parts)
+        and weight.ndim == 2
+        and x.shape[-1] == weight.shape[1]
+        and (bias is None or bias.shape == weight.shape[:1])
+        and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+        and x.dtype == torch.float32
         and torch.get_num_threads() > 1
     )
 

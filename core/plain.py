@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def is_plain(x: Tensor) -> bool:
@@ -18,12 +19,16 @@ def asking_is_free(x: Tensor) -> bool:
 
 
 def any_kernel_serves(x: Tensor, *weights: Tensor) -> bool:
-    """Whether a kernel that neither gradients nor autocast nor a trace knows may compute with these: plain numbers on a CPU."""
+    """Whether a kernel that neither gradients (forward mode too) nor vmap, autocast or a trace knows may compute with these:
+    plain numbers on a CPU."""
     return (
         asking_is_free(x)
+        and x.layout == torch.strided
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)))
         and all(type(weight) in (nn.Parameter, Tensor) and weight.device.type == "cpu" for weight in weights)
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
         and x.numel() > 0
     )

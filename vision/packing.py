@@ -16,10 +16,9 @@ FUSES_GELU = torch.backends.cpu.get_cpu_capability() == "AVX512"  # with AVX2 on
 
 
 def can_pack(x: Tensor, weight: Tensor) -> bool:
-    """Whether the packed product is there for these. The weight's gradient is none of its concern: packed weights have none."""
+    """Whether the packed product is there for these; weights that were made trainable again have the plain one."""
     return (
-        any_kernel_serves(x)
-        and weight.device.type == "cpu"
+        any_kernel_serves(x, weight)
         and x.dtype == weight.dtype
         and torch.backends.mkldnn.is_available()
         and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and knows_bf16()))
@@ -46,7 +45,7 @@ def product(x: Float[Tensor, "*b d"], packed: Tensor, bias: Tensor | None, *, ge
 class PackedLinear(nn.Linear):
     """A Linear, and the GELU after it, by the packed product where it is there.
 
-    Weights are packed at the first call, and anew when they are moved; changing them in place changes nothing.
+    Weights are packed at the first call, and anew when they are moved or loaded; changing them in place changes nothing.
 
     Args:
         linear: whose weights it shares.
@@ -71,6 +70,10 @@ class PackedLinear(nn.Linear):
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
         self.packed = None
         return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self.packed = None
+        super()._load_from_state_dict(*args, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"packed": None}  # packed weights are copied by nobody

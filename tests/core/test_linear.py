@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import core.linear
@@ -64,18 +65,18 @@ def test_wide_products_take_onednn_and_are_counted_all_the_same(rows, width, is_
 
 
 def plainly(x: torch.Tensor, weight: torch.Tensor) -> None:
-    assert not allows(x, weight)
+    assert not allows(x, weight, None)
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=0, rtol=0)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_nobody_who_has_to_know_the_product_misses_it(monkeypatch):
     x, weight = torch.randn(2, 16), torch.randn(8, 16)
-    assert allows(x, weight)
+    assert allows(x, weight, None)
     plainly(x.requires_grad_(), weight)
     plainly(x.detach(), weight.clone().requires_grad_())
     with torch.no_grad():
-        assert allows(x, weight)
+        assert allows(x, weight, None)
     plainly(x.detach().bfloat16(), weight.bfloat16())
     plainly(x.detach(), torch.randn(16, 8).T)
     plainly(torch.empty(0, 16), weight)
@@ -88,12 +89,50 @@ def test_nobody_who_has_to_know_the_product_misses_it(monkeypatch):
     plainly(x.detach(), weight)
 
 
+ROWS = (2, MANY[0])  # for the transposed product, and for oneDNN's
+
+
 @pytest.mark.usefixtures("two_threads")
-def test_vmap_and_jvp_go_through():
-    layer, x = Linear(16, 8).requires_grad_(False), torch.randn(5, 2, 16)
+@pytest.mark.parametrize("rows", ROWS)
+def test_vmap_and_jvp_go_through(rows):
+    """oneDNN's product has no tangent: it was lost without a word."""
+    layer, x = Linear(WIDE, 8).requires_grad_(False), torch.randn(5, rows, WIDE)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
-    _, tangent = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
-    torch.testing.assert_close(tangent, F.linear(torch.ones_like(x), layer.weight))
+    expected = F.linear(torch.ones_like(x[0]), layer.weight)
+    _, tangent = torch.func.jvp(layer, (x[0],), (torch.ones_like(x[0]),))
+    torch.testing.assert_close(tangent, expected)
+    with forward_ad.dual_level():
+        dual = layer(forward_ad.make_dual(x[0], torch.ones_like(x[0])))
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_bias_alone_is_trained(rows):
+    layer, x = Linear(WIDE, 8), torch.randn(rows, WIDE)
+    layer.weight.requires_grad_(False)
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((8,), float(rows)))
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("bias", [torch.randn(8, 3)[:, 0], torch.ones(1).expand(8)], ids=["strided", "expanded"])
+def test_any_bias_is_added_as_torch_adds_it(rows, bias):
+    x, weight = torch.randn(rows, WIDE), torch.randn(8, WIDE)
+    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("two_threads", "unchecked")
+@pytest.mark.parametrize("rows", ROWS)
+def test_errors_are_torchs(rows):
+    weight = torch.randn(8, WIDE)
+    for x, bias in ((torch.randn(rows, WIDE - 1), None), (torch.randn(rows, WIDE), torch.randn(8).double())):
+        with pytest.raises(RuntimeError) as expected:
+            F.linear(x, weight, bias)
+        with pytest.raises(RuntimeError) as found:
+            linear(x, weight, bias)
+        assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.usefixtures("two_threads")

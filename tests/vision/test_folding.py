@@ -126,6 +126,15 @@ def test_gelu_with_the_product_or_after_it(fuses, monkeypatch, within):
     within(PackedLinear(linear, gelu=True)(x), nn.functional.gelu(linear(x)))
 
 
+def test_packed_linear_computes_with_the_weights_that_it_loads(within):
+    packed, other, x = PackedLinear(nn.Linear(10, 7).requires_grad_(False)), nn.Linear(10, 7), torch.randn(4, 10)
+    packed(x)
+    packed.load_state_dict(other.state_dict())
+    within(packed(x), other(x).detach())
+    packed.requires_grad_(True)(x).sum().backward()
+    assert packed.weight.grad is not None
+
+
 def test_packed_linear_where_the_product_is_not_packed(within):
     linear = nn.Linear(10, 7)
     packed, x = PackedLinear(linear, gelu=True), torch.randn(4, 10, requires_grad=True)
